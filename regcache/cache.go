@@ -1,0 +1,186 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"example.com/holdfast/hca"
+)
+
+// Cache is a registration cache over one Backend. Make it with New.
+type Cache struct {
+	// Read by every hit and hardly ever written.
+	index   index
+	counter *atomic.Uint64 // the monitor's; of the cache itself if there is none
+	monitor Monitor        // nil: only held memory is kept
+	backend Backend
+	info    BackendInfo
+	cfg     Config
+	omit    omission // what a test has left out of the protocol; 0 outside tests
+
+	_ [64]byte
+	// applied is the last settled value of the counter up to which every event
+	// has been applied to the index. Read by hits, written under mu.
+	applied atomic.Uint64
+	_       [56]byte
+
+	touched atomic.Pointer[Region] // Regions hit since the last replay, newest first
+
+	reap     chan struct{} // capacity 1: there may be events or dead Regions
+	reapDone chan struct{} // closed when the reaper has ended
+	stop     chan struct{} // closed to end it
+
+	mu      sync.Mutex
+	state   cacheState            // guarded by mu
+	feed    hca.Feed              // guarded by mu; nil without monitor
+	events  [64]hca.Event         // guarded by mu: scratch for the feed
+	scratch []*Region             // guarded by mu: scratch for look-ups of overlap
+	recency recency               // guarded by mu
+	flights map[hca.Range]*flight // guarded by mu: registrations under way that others may join
+	flying  map[*flight]struct{}  // guarded by mu: all registrations under way that may be published
+	loose   map[*Region]struct{}  // guarded by mu: registered, in use, out of the index
+	dead    []*Region             // guarded by mu: claimed, waiting for the reaper
+	usage   usage                 // guarded by mu
+	gone    *sync.Cond            // on mu: usage went down
+	running int                   // guarded by mu: Gets on the slow path
+	count   counts                // guarded by mu
+	lastErr error                 // guarded by mu: of a deregistration nobody waited for
+}
+
+type cacheState uint8
+
+const (
+	cacheOpen cacheState = iota
+	cacheClosing
+	cacheClosed
+)
+
+// usage is what is registered at this moment, whatever its state: kept, in use
+// only once, dead and not yet deregistered, or about to be registered.
+type usage struct {
+	regions int
+	bytes   uint64 // pinned
+	dying   int    // claimed and not yet deregistered: will go without anybody's Release
+	deadB   uint64 // bytes of what is dead, in use or not
+}
+
+// New makes a cache over b. It checks with its own eyes that the monitor
+// delivers: an event that Monitor.Exercise causes has to arrive, else the
+// error says so and the cache is not made.
+//
+// Errors: hca.ErrInvalid for a Config that makes no sense; hca.ErrNotSupported
+// for a monitor that does not deliver; what the monitor says.
+func New(b Backend, cfg Config) (*Cache, error) {
+	if b == nil {
+		return nil, &hca.OpError{Op: "new cache", Detail: "the backend is nil", Err: hca.ErrInvalid}
+	}
+	info := b.Info()
+	if info.PageSize == 0 {
+		info.PageSize = 4096
+	}
+	if info.PageSize&(info.PageSize-1) != 0 {
+		return nil, &hca.OpError{Op: "new cache", Detail: fmt.Sprintf("BackendInfo.PageSize of %s is %d, not a power of two", info.Name, info.PageSize), Err: hca.ErrInvalid}
+	}
+	if err := cfg.validate(info); err != nil {
+		return nil, err
+	}
+	c := &Cache{
+		backend: b, info: info, cfg: cfg, monitor: cfg.Monitor,
+		reap: make(chan struct{}, 1), reapDone: make(chan struct{}), stop: make(chan struct{}),
+		flights: map[hca.Range]*flight{}, flying: map[*flight]struct{}{}, loose: map[*Region]struct{}{},
+	}
+	c.gone = sync.NewCond(&c.mu)
+	c.index.init()
+	c.recency.init()
+	if info.Follows {
+		c.monitor = nil // nothing that it tells could make a registration wrong
+	}
+	if c.monitor == nil {
+		c.counter = new(atomic.Uint64)
+	} else if err := c.attach(); err != nil {
+		return nil, err
+	}
+	go c.reaper()
+	return c, nil
+}
+
+// Close deregisters everything and ends the cache. While Regions are in use it
+// does nothing but answer hca.ErrBusy with their number (*BusyError), and the
+// cache works on. The second time it answers hca.ErrClosed.
+//
+// Errors of deregistrations, also of earlier ones in the background, are
+// returned joined; the cache is closed all the same.
+func (c *Cache) Close() error {
+	c.mu.Lock()
+	if c.state != cacheOpen {
+		c.mu.Unlock()
+		return &hca.OpError{Op: "close cache", Device: c.info.Name, Err: hca.ErrClosed}
+	}
+	c.state = cacheClosing // no Get can register any more
+	if n := c.inUseLocked(); n > 0 {
+		c.state = cacheOpen
+		c.mu.Unlock()
+		return &BusyError{Regions: n}
+	}
+	// A hit that began before may still take a Region. Such a Region is not
+	// ours to take, and the cache stays open.
+	busy := 0
+	for _, r := range c.index.all(nil) {
+		if !r.killIdle() {
+			busy++
+			continue
+		}
+		c.unpublishLocked(r)
+		c.buryLocked(r)
+	}
+	if busy > 0 {
+		c.state = cacheOpen
+		c.mu.Unlock()
+		c.wake()
+		return &BusyError{Regions: busy}
+	}
+	c.wake()
+	for c.usage.regions > 0 {
+		c.gone.Wait()
+	}
+	c.state = cacheClosed
+	feed := c.feed
+	c.mu.Unlock()
+
+	close(c.stop)
+	<-c.reapDone
+	var err error
+	if feed != nil {
+		err = feed.Close()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return errors.Join(c.lastErr, err)
+}
+
+// inUseLocked counts the Regions that somebody holds, and the Gets that are
+// about to.
+func (c *Cache) inUseLocked() int {
+	n := len(c.loose) + c.running
+	for _, r := range c.index.all(nil) {
+		if r.state.Load()&stRefs != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// BusyError is why Close refuses. It is hca.ErrBusy for errors.Is.
+type BusyError struct {
+	Regions int // in use, counting Gets under way
+}
+
+// Error says how many.
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("close cache: %d Regions are in use: busy (Release them first)", e.Regions)
+}
+
+// Is makes errors.Is(err, hca.ErrBusy) true.
+func (e *BusyError) Is(target error) bool { return target == hca.ErrBusy }

@@ -1,0 +1,288 @@
+package regcache
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"example.com/holdfast/hca"
+)
+
+// flight is one registration under way.
+//
+// The order is: watch, then register, then publish. The flight is in
+// Cache.flying before the range is watched, so every event that is applied from
+// then on and touches the range marks it. Published is only, under Cache.mu,
+// what no event has touched, with every event applied up to this moment, none
+// under way in the kernel, and the counter unchanged since: then the pages that
+// were registered are those that are mapped, and the next event that takes them
+// away will find the Region in the index.
+//
+// A range that was touched is registered again, a few times; then the last
+// registration is used once and dropped. That is right for the caller: it was
+// made within his call, of memory that he says is his for now. It is not right
+// for anybody else: who joined a flight takes what was published, or makes his
+// own.
+type flight struct {
+	want   hca.Range      // what the caller asked for
+	reg    hca.Range      // what is registered: want, in whole pages as a rule
+	access hca.Access     // what the caller asked for
+	held   unsafe.Pointer // Go heap memory to keep alive, or nil
+	once   hca.Unkept     // a reason known beforehand not to keep it
+	shared bool           // others may join: it stands in Cache.flights
+	done   chan struct{}  // closed at the end, if shared
+	err    error          // set before done is closed
+
+	touched bool // guarded by Cache.mu: an event touched reg since the attempt began
+}
+
+// How often a range that was touched is registered again in the hope of
+// keeping it.
+const maxAttempts = 3
+
+// flyLocked makes a registration and answers with its Region. It is called with
+// Cache.mu held and returns with it held; in between it lets go of it.
+func (c *Cache) flyLocked(f *flight) (*Region, error) {
+	c.count.misses++
+	c.flying[f] = struct{}{}
+	if f.shared {
+		f.done = make(chan struct{})
+		c.flights[f.reg] = f
+	}
+	wider := c.unionLocked(f.reg, f.access)
+	r, err := c.attempt(f, wider)
+	if err != nil && wider != f.access {
+		// What the others wanted besides cannot be had here: the caller must
+		// not pay for it.
+		r, err = c.attempt(f, f.access)
+	}
+	delete(c.flying, f)
+	if err != nil {
+		c.count.failures++
+	}
+	if f.shared {
+		delete(c.flights, f.reg)
+		f.err = err
+		close(f.done)
+	}
+	return r, err
+}
+
+// unionLocked is a plus what the Regions that cover g allow: so that two users
+// who want different things of the same range end up with one registration that
+// serves both.
+func (c *Cache) unionLocked(g hca.Range, a hca.Access) hca.Access {
+	c.index.findAll(g, func(r *Region) bool { a |= r.access; return true })
+	return a &^ hca.OnDemand
+}
+
+// attempt registers f.reg until it can be published, or often enough. Cache.mu
+// is held at the beginning and at the end.
+func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
+	for n := 1; ; n++ {
+		f.touched = false
+		c.mu.Unlock()
+		w := c.watch(f)
+		c.mu.Lock()
+		keep := f.once == hca.KeptAllRight && w.Why == hca.KeptAllRight
+		mr, fits, err := c.registerLocked(f.reg, a)
+		if err != nil {
+			return nil, err
+		}
+		r, err := c.newRegion(f, w, mr)
+		if err != nil {
+			return nil, err
+		}
+		why := f.once
+		switch {
+		case !keep && why == hca.KeptAllRight:
+			why = w.Why
+		case keep && !fits:
+			why = hca.UnkeptLimit
+		case keep:
+			var done bool
+			if why, done = c.publishLocked(f, r); done {
+				return r, nil
+			}
+		}
+		// Not mapped throughout, or touched meanwhile: worth another try.
+		if (why == hca.UnkeptNotMapped || why == hca.UnkeptUnsettled) && f.once == hca.KeptAllRight && n < maxAttempts {
+			c.count.redone++
+			r.state.Store(stDead | stClaimed)
+			c.dieLocked(r)
+			c.mu.Unlock()
+			c.deregister([]*Region{r})
+			runtime.Gosched()
+			c.mu.Lock()
+			continue
+		}
+		r.why = why
+		r.state.Store(stDead | stRef)
+		c.loose[r] = struct{}{}
+		c.count.usedOnce[why]++
+		return r, nil
+	}
+}
+
+// watch finds out what a kept registration of the range would need.
+func (c *Cache) watch(f *flight) hca.Watch {
+	switch {
+	case f.once != hca.KeptAllRight:
+		return hca.Watch{Why: f.once}
+	case f.held != nil || c.info.Follows:
+		return hca.Watch{Kind: hca.MemHeld}
+	case c.monitor == nil:
+		return hca.Watch{Why: hca.UnkeptNoSource}
+	}
+	w := c.monitor.Watch(f.reg)
+	if w.Kind == hca.MemUnknown && w.Why == hca.KeptAllRight {
+		w.Why = hca.UnkeptNoSource
+	}
+	return w
+}
+
+// registerLocked has the backend register the range, and makes room for it
+// within the limits first; fits is false if there is none, and it is registered
+// all the same. If the backend runs out, idle Regions are given back and those
+// that are dying waited for, as long as there are any. Cache.mu is held at the
+// beginning and at the end, never in between while the backend works.
+func (c *Cache) registerLocked(g hca.Range, a hca.Access) (mr *hca.MR, fits bool, err error) {
+	bytes := c.pinnedBytes(g)
+	victims := c.makeRoomLocked(1, bytes)
+	for _, v := range victims { // they are as good as gone: count them out for the question
+		c.usage.regions--
+		c.usage.bytes -= v.pinned
+	}
+	fits = c.fitsLocked(1, bytes)
+	for _, v := range victims {
+		c.usage.regions++
+		c.usage.bytes += v.pinned
+	}
+	c.usage.regions++
+	c.usage.bytes += bytes
+	for {
+		c.mu.Unlock()
+		c.deregister(victims)
+		mr, err = c.backend.Register(g, a)
+		if err == nil && (mr == nil || !mr.Range.Contains(g) || !mr.Access.Has(a)) {
+			err = c.refuseShort(g, a, mr)
+		}
+		c.mu.Lock()
+		if err == nil {
+			c.count.registrations++
+			return mr, fits, nil
+		}
+		if errors.Is(err, hca.ErrNoMemory) || errors.Is(err, hca.ErrNoKeys) {
+			c.applyLocked()
+			if victims = c.reclaimLocked(bytes); len(victims) > 0 {
+				c.count.retries++
+				continue
+			}
+			if c.usage.dying > 0 {
+				c.gone.Wait() // somebody deregisters: try when he has
+				c.count.retries++
+				continue
+			}
+			err = &hca.OpError{Op: "get", Device: c.info.Name, Range: g,
+				Detail: fmt.Sprintf("nothing is left to give back: %d Regions with %v are in use", c.usage.regions-1, hca.Bytes(c.usage.bytes-bytes)),
+				Err:    err, Hint: "release some, or raise the limit"}
+		}
+		c.usage.regions--
+		c.usage.bytes -= bytes
+		c.gone.Broadcast()
+		return nil, false, err
+	}
+}
+
+// refuseShort takes a registration back that does not do what was asked.
+func (c *Cache) refuseShort(g hca.Range, a hca.Access, mr *hca.MR) error {
+	e := &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Err: hca.ErrNotSupported}
+	if mr == nil {
+		e.Detail = "the backend returned neither a registration nor an error"
+		return e
+	}
+	e.Detail = fmt.Sprintf("the backend registered only %v for %v, not for %v", mr.Range, mr.Access, a)
+	if err := c.backend.Deregister(mr); err != nil {
+		return errors.Join(e, err)
+	}
+	return e
+}
+
+// pinnedBytes is what a registration of g counts against Config.MaxBytes.
+func (c *Cache) pinnedBytes(g hca.Range) uint64 {
+	if c.info.Follows {
+		return 0
+	}
+	return g.Pages(c.info.PageSize).Len
+}
+
+// newRegion makes the Region of a registration, held by the caller.
+func (c *Cache) newRegion(f *flight, w hca.Watch, mr *hca.MR) (*Region, error) {
+	r := &Region{
+		start: f.reg.Addr, end: f.reg.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
+		domains: w.Domains, kind: w.Kind, cache: c, mr: mr, pinned: c.pinnedBytes(f.reg), keep: f.held,
+	}
+	switch {
+	case c.info.Follows:
+		// All that it covers can be used, not just what was asked for.
+		r.start, r.end = mr.Range.Addr, mr.Range.End()
+		r.kind, r.check, r.keep = hca.MemUnknown, checkNothing, nil
+	case w.Kind == hca.MemHeld:
+		r.check = checkNothing
+	case w.Kind == hca.MemOwned:
+		r.check = checkCounter
+	default:
+		r.check = checkProbe
+	}
+	return r, nil
+}
+
+// publishLocked puts r into the index if that can be proved right, and says
+// otherwise why not. Cache.mu is held at the beginning and at the end.
+func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
+	for try := 0; ; try++ {
+		settled := c.applyLocked()
+		if f.touched && r.check != checkNothing {
+			return hca.UnkeptUnsettled, false
+		}
+		if r.check == checkNothing || settled && c.quietLocked(r) {
+			break
+		}
+		if try == maxTries {
+			return hca.UnkeptUnsettled, false
+		}
+		c.mu.Unlock()
+		runtime.Gosched()
+		c.mu.Lock()
+	}
+	c.replayLocked() // what was hit before this moment is older
+	c.dropRedundantLocked(r)
+	r.state.Store(stRef | stCold)
+	r.inIndex = true
+	c.index.insert(r)
+	c.recency.lru.Add(r, struct{}{})
+	return hca.KeptAllRight, true
+}
+
+// quietLocked is the part of the hit's proof that comes after the counter was
+// found equal to applied: nothing under way, and nothing counted meanwhile.
+func (c *Cache) quietLocked(r *Region) bool {
+	g := c.applied.Load()
+	return (r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && c.counter.Load() == g
+}
+
+// dropRedundantLocked takes out what the new Region r does better: Regions
+// inside it that allow nothing more and need no less checking. So however users
+// alternate, a range ends up with one Region, and what overlaps does not pile
+// up.
+func (c *Cache) dropRedundantLocked(r *Region) {
+	c.scratch = c.index.overlapping(r.Range(), c.scratch[:0])
+	for _, old := range c.scratch {
+		if old.inIndex && r.Range().Contains(old.Range()) && r.access.Has(old.access) && r.check <= old.check {
+			c.count.replaced++
+			c.removeLocked(old)
+		}
+	}
+	clear(c.scratch)
+}

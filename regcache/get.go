@@ -1,0 +1,152 @@
+package regcache
+
+import (
+	"errors"
+	"runtime"
+	"unsafe"
+
+	"example.com/holdfast/hca"
+)
+
+// Get answers with a Region that covers g with at least the access a, ready to
+// be used by the adapter until its Release. g must be mapped, and must stay so
+// until then; the memory must not be thrown away (madvise) in between either.
+//
+// A hit costs nanoseconds; see UsedOnce for what could not be kept. Memory of a
+// goroutine's stack must not be given: it moves. What GetBytes is given is never
+// on a stack.
+//
+// Errors, after which the cache works on as before: hca.ErrInvalid (empty
+// range, access that makes no sense), hca.ErrClosed, and those of the backend:
+// hca.ErrBadAddress, hca.ErrAccess, hca.ErrTooLong, and hca.ErrNoMemory or
+// hca.ErrNoKeys once nothing but Regions in use is left to give back.
+func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
+	if end := g.Addr + g.Len; end > g.Addr {
+		if r := c.hit(g.Addr, end, a); r != nil {
+			return r, nil
+		}
+	}
+	return c.get(g, a, nil)
+}
+
+// GetBytes is Get for the bytes of b. If they lie on the Go heap, which is found
+// out and not assumed, the Region keeps them alive for as long as it is kept:
+// then nothing has to be watched, and a hit is as cheap as it can be. The price
+// is that garbage of up to Config.MaxBytes lives until it is evicted.
+//
+// Discarding or remapping Go heap memory by system call (madvise on a slice that
+// make returned) is outside the contract, as it is in Go at large.
+func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	addr := uint64(uintptr(p))
+	if len(b) > 0 {
+		if r := c.hit(addr, addr+uint64(len(b)), a); r != nil {
+			return r, nil
+		}
+	}
+	g := hca.Range{Addr: addr, Len: uint64(len(b))}
+	if len(b) == 0 || !onGoHeap((*byte)(p)) {
+		p = nil
+	}
+	return c.get(g, a, p)
+}
+
+// How often a Get tries to see the monitor settled before it registers for this
+// one use: each try gives up the processor once, and the reader of the kernel's
+// events needs one wake-up, 5 to 45 us on an idle machine.
+const maxTries = 24
+
+// get is the slow path: it helps to apply events, looks again, joins a
+// registration of the same range that is under way, or makes one. held is not
+// nil if the memory is Go heap.
+func (c *Cache) get(g hca.Range, a hca.Access, held unsafe.Pointer) (*Region, error) {
+	if !g.Valid() {
+		return nil, &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Detail: "the range is empty or runs past the end of the address space", Err: hca.ErrInvalid}
+	}
+	if err := a.Validate(); err != nil {
+		return nil, err
+	}
+	if a&hca.OnDemand != 0 {
+		return nil, &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Detail: "OnDemand is the backend's to choose", Err: hca.ErrInvalid}
+	}
+	c.mu.Lock()
+	if c.state != cacheOpen {
+		c.mu.Unlock()
+		return nil, &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Err: hca.ErrClosed}
+	}
+	c.running++
+	r, err := c.getLocked(g, a, held)
+	c.running--
+	c.mu.Unlock()
+	return r, err
+}
+
+// getLocked is called with Cache.mu held and returns with it held; in between
+// it lets go of it.
+func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Region, error) {
+	reg := c.whatToRegister(g, held)
+	joined := 0
+	for try := 0; ; try++ {
+		settled := c.applyLocked()
+		if r := c.index.findLocked(g, a); r != nil {
+			seen := c.applied.Load()
+			c.mu.Unlock() // take may have to give r back, which locks
+			if r = c.take(r, seen, settled); r == nil {
+				runtime.Gosched()
+			}
+			c.mu.Lock()
+			if r != nil {
+				c.count.slowHits++
+				return r, nil
+			}
+			if try >= maxTries {
+				return c.flyLocked(&flight{want: g, reg: reg, access: a, held: held, once: hca.UnkeptUnsettled})
+			}
+			continue
+		}
+		f := c.flights[reg]
+		if f == nil || !f.access.Has(a) || joined == 2 {
+			return c.flyLocked(&flight{want: g, reg: reg, access: a, held: held, shared: f == nil && c.keepable(held)})
+		}
+		// Somebody registers the same range. What he makes is taken by looking
+		// it up like anybody's, with all the checks; if it cannot be kept it is
+		// his alone. His failure is ours too, unless the memory may have been
+		// mapped since.
+		joined++
+		c.mu.Unlock()
+		<-f.done
+		c.mu.Lock()
+		if f.err != nil && !errors.Is(f.err, hca.ErrBadAddress) {
+			c.count.joinedErrors++
+			return nil, f.err
+		}
+	}
+}
+
+// keepable reports whether a registration could be kept at all.
+func (c *Cache) keepable(held unsafe.Pointer) bool {
+	return held != nil || c.monitor != nil || c.info.Follows
+}
+
+// whatToRegister is the range to register for g: whole pages, because memory is
+// mapped and unmapped by pages; but exactly g if it is held, because the rest
+// of its pages is not, or if it is used only once.
+func (c *Cache) whatToRegister(g hca.Range, held unsafe.Pointer) hca.Range {
+	if held != nil || !c.keepable(held) {
+		return g
+	}
+	return g.Pages(c.info.PageSize)
+}
+
+// findLocked is find by the writers' side: it looks at all there are, where find
+// gives up after a while, so nil means that there is none. Cache.mu is held.
+func (x *index) findLocked(g hca.Range, a hca.Access) *Region {
+	var found *Region
+	x.findAll(g, func(r *Region) bool {
+		if r.access.Has(a) {
+			found = r
+		}
+		return found == nil
+	})
+	return found
+}

@@ -1,0 +1,143 @@
+package regcache
+
+import (
+	"example.com/holdfast/hca"
+)
+
+// hit answers with a Region from the index if that can be proved right without
+// a lock, and with nil otherwise, which proves nothing. This is the path that
+// every message pays for; the argument that it never answers with memory that
+// is gone is this.
+//
+// Let an operation take memory away. The monitor promises (see Monitor): its
+// event is in every feed before the counter counts it; while it is out of the
+// kernel and not yet counted, the counter is unsettled; and before the memory
+// goes either the counter has counted it (owned memory) or UnderWay has begun
+// to answer true for it (foreign memory), until the counter is unsettled or
+// has counted it.
+//
+// A hit does, in this order:
+//
+//  1. g = counter;
+//  2. g must equal applied. applied is only ever a settled value (parity: an
+//     unsettled g can equal no applied), and every event that g counts has been
+//     applied: Regions it touched are dead;
+//  3. look the Region up;
+//  4. take a reference; the Region must not be dead after that. From here it is
+//     not deregistered until the reference is given back;
+//  5. foreign memory: UnderWay must answer false;
+//  6. counter must still be g.
+//
+// Suppose it answers with a Region whose memory an operation took away before
+// step 6 was over, the operation having begun after the Region was published.
+// If the event is counted in g, the Region was dead before step 2 loaded
+// applied, so step 4 saw it. If it was counted after step 1 and before step 6,
+// step 6 saw another value; the same if the counter was unsettled by it. If it
+// was not counted by step 6: owned memory had then not gone yet, and foreign
+// memory that had gone before step 5 made step 5 see it. Foreign memory that
+// goes after step 5 goes while the caller already holds what was right at step
+// 5, a moment within the call.
+//
+// The steps are atomic loads and additions, which in Go are all in one order
+// (sequentially consistent, The Go Memory Model), and the monitor's system call
+// in step 5 is ordered by the kernel's lock, after 4 and before 6 in program
+// order.
+//
+// Regions whose check is checkNothing need none of it: held memory cannot go
+// away while its Region is kept, and an on-demand registration stays right
+// whatever happens to the memory.
+func (c *Cache) hit(addr, end uint64, a hca.Access) *Region {
+	g := c.counter.Load()
+	settled := g == c.applied.Load()
+	r := c.index.find(addr, end, a)
+	if r == nil {
+		return nil
+	}
+	return c.take(r, g, settled)
+}
+
+// take is steps 4 to 6: it turns a Region that was looked up after g was loaded
+// and compared with applied into one that the caller holds, or gives nil.
+func (c *Cache) take(r *Region, g uint64, settled bool) *Region {
+	if w := r.state.Add(stHit + stRef); w&stHitRare != 0 && !c.hitRare(r, w) {
+		return nil
+	}
+	if r.check == checkNothing {
+		return r
+	}
+	if c.omit != 0 {
+		return c.takeOmitting(r, g, settled)
+	}
+	if settled &&
+		(r.check == checkCounter || !c.monitor.UnderWay(r.domains)) &&
+		c.counter.Load() == g {
+		return r
+	}
+	c.undoHit(r)
+	return nil
+}
+
+// hitRare takes care of what a hit finds in the state word now and then, and
+// reports whether the hit goes on.
+func (c *Cache) hitRare(r *Region, w uint64) bool {
+	if w&stDead != 0 {
+		c.undoHit(r)
+		return false
+	}
+	if w&stRefHigh != 0 {
+		panic("regcache: more than 8 million references to one Region: Release is missing somewhere")
+	}
+	if w&stHitHigh != 0 {
+		c.harvestHits(r)
+	}
+	if w&stCold != 0 {
+		c.touch(r)
+	}
+	return true
+}
+
+// undoHit gives back the reference and the hit of a hit that was none.
+func (c *Cache) undoHit(r *Region) {
+	w := r.state.Add(^(stHit + stRef) + 1)
+	if w&stReleaseRare != 0 {
+		r.releaseRare(w)
+	}
+}
+
+// harvestHits moves half of the hits that a Region's word can count into the
+// cache's count. Half, so that hits being undone at this moment cannot make it
+// run below zero.
+func (c *Cache) harvestHits(r *Region) {
+	const half = stHitHigh >> 1
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.state.Load()&stHitHigh != 0 {
+		r.state.Add(^half + 1)
+		c.count.hits += hitsOf(half)
+	}
+}
+
+// omission is a set of parts of the protocol that a test leaves out, to see
+// that each of them is needed.
+type omission uint8
+
+const (
+	omitParity omission = 1 << iota // treat an unsettled counter like a settled one
+	omitApplied
+	omitProbe
+	omitSecondLook
+)
+
+// takeOmitting is the rest of take without the parts that a test has left out.
+func (c *Cache) takeOmitting(r *Region, g uint64, settled bool) *Region {
+	ok := settled || c.omit&omitApplied != 0 ||
+		c.omit&omitParity != 0 && g&^hca.Unsettled == c.applied.Load()
+	ok = ok && (r.check == checkCounter || c.omit&omitProbe != 0 || !c.monitor.UnderWay(r.domains))
+	ok = ok && (c.omit&omitSecondLook != 0 || c.counter.Load() == g ||
+		c.omit&omitParity != 0 && c.counter.Load()&^hca.Unsettled == g&^hca.Unsettled)
+	if ok {
+		return r
+	}
+	c.undoHit(r)
+	return nil
+}

@@ -1,0 +1,132 @@
+package regcache
+
+import "example.com/holdfast/hca"
+
+// applyLocked applies every event that can be read to the index, and reports
+// whether the cache then knows all that the monitor has counted. Cache.mu is
+// held. It allocates nothing but room for its scratch list, and calls neither
+// the backend nor anything that waits.
+//
+// The counter is read before the feed: the monitor puts events into the feed
+// before it counts them, so once the feed is found empty everything that this
+// value counts has been applied, and if it is settled it may be told to hits.
+func (c *Cache) applyLocked() bool {
+	for {
+		g := c.counter.Load()
+		if g == c.applied.Load() {
+			return true
+		}
+		for {
+			n := c.feed.Next(c.events[:])
+			if n == 0 {
+				break
+			}
+			for _, e := range c.events[:n] {
+				c.eventLocked(e)
+			}
+		}
+		if g&hca.Unsettled != 0 && c.omit&omitParity == 0 {
+			return false
+		}
+		c.applied.Store(g &^ hca.Unsettled)
+	}
+}
+
+// eventLocked takes every Region out of look-up that the event touches, and
+// marks the registrations under way that it touches. Held memory and on-demand
+// registrations have nothing to fear from it. Cache.mu is held.
+func (c *Cache) eventLocked(e hca.Event) {
+	c.count.events++
+	if e.Cause == hca.CauseLost {
+		c.count.lost++
+		e.Range = hca.Whole
+	}
+	if e.Range.Empty() {
+		return
+	}
+	for f := range c.flying {
+		if f.reg.Overlaps(e.Range) {
+			f.touched = true
+		}
+	}
+	c.scratch = c.index.overlapping(e.Range, c.scratch[:0])
+	for _, r := range c.scratch {
+		if r.inIndex && r.check != checkNothing {
+			c.count.invalidations++
+			c.removeLocked(r)
+		}
+	}
+	clear(c.scratch)
+}
+
+// removeLocked takes r out of look-up for ever. If nobody uses it the reaper
+// deregisters it; otherwise the last Release does.
+func (c *Cache) removeLocked(r *Region) {
+	c.unpublishLocked(r)
+	if r.kill() {
+		c.buryLocked(r)
+		return
+	}
+	c.loose[r] = struct{}{}
+	c.usage.deadB += r.pinned
+}
+
+// unpublishLocked takes r out of the index and out of the recency list.
+func (c *Cache) unpublishLocked(r *Region) {
+	c.index.remove(r)
+	c.recency.lru.Remove(r)
+	r.inIndex = false
+}
+
+// buryLocked hands r, which the caller has claimed, to the reaper.
+func (c *Cache) buryLocked(r *Region) {
+	c.dieLocked(r)
+	c.dead = append(c.dead, r)
+	c.wake()
+}
+
+// dieLocked counts r, which the caller has claimed, as dying: nobody's Release
+// is needed any more for it to go. Its hits are final.
+func (c *Cache) dieLocked(r *Region) {
+	if _, was := c.loose[r]; was {
+		delete(c.loose, r)
+		if r.why == hca.KeptAllRight {
+			c.usage.deadB -= r.pinned
+		}
+	}
+	c.usage.dying++
+	c.usage.deadB += r.pinned
+	c.count.hits += hitsOf(r.state.Load())
+}
+
+// retire deregisters r, which the caller claimed when he gave the last
+// reference back.
+func (c *Cache) retire(r *Region) {
+	c.mu.Lock()
+	c.dieLocked(r)
+	c.mu.Unlock()
+	c.deregister([]*Region{r})
+}
+
+// deregister drops registrations of Regions that the caller has claimed.
+// Cache.mu is not held.
+func (c *Cache) deregister(victims []*Region) {
+	for _, r := range victims {
+		err := c.backend.Deregister(r.mr)
+		r.keep = nil
+		c.mu.Lock()
+		c.usage.regions--
+		c.usage.bytes -= r.pinned
+		c.usage.dying--
+		c.usage.deadB -= r.pinned
+		if err == nil {
+			c.count.deregistrations++
+		} else {
+			c.count.deregisterErrors++
+			c.lastErr = err
+			c.cfg.Logger.Error("deregistration failed", "range", r.Range().String(), "backend", c.info.Name, "err", err)
+		}
+		c.gone.Broadcast()
+		c.mu.Unlock()
+	}
+}

@@ -1,0 +1,104 @@
+package regcache
+
+import (
+	"math"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// recency is the order in which kept Regions were last used, oldest first, as
+// far as it is known.
+//
+// A hit must not take a lock to say that it happened. It clears the Region's
+// cold bit, if it is set, and the one hit that clears it puts the Region on the
+// cache's touched list, without a lock. Whoever next needs the order replays
+// the list: oldest touch first, each moves its Region to the young end and makes
+// it cold again. So the order is that of the first hits since the last replay,
+// and a Region that is hit all the time costs its hits nothing.
+//
+// A Region found in use when something has to be evicted is parked: out of the
+// list, until the Release that makes it idle brings it back.
+type recency struct {
+	lru *simplelru.LRU[*Region, struct{}]
+}
+
+func (q *recency) init() {
+	// The size never binds: what is evicted and when is decided by the cache,
+	// in bytes too. NewLRU fails only for a size that is not positive.
+	lru, err := simplelru.NewLRU[*Region, struct{}](math.MaxInt, nil)
+	if err != nil {
+		panic(err)
+	}
+	q.lru = lru
+}
+
+// touch puts r on the touched list if the caller is the one who made it warm.
+func (c *Cache) touch(r *Region) {
+	if r.state.And(^stCold)&stCold == 0 {
+		return
+	}
+	for {
+		head := c.touched.Load()
+		r.touchNext = head
+		if c.touched.CompareAndSwap(head, r) {
+			return
+		}
+	}
+}
+
+// replayLocked brings the order up to date. Cache.mu is held.
+func (c *Cache) replayLocked() {
+	var oldest *Region
+	for r := c.touched.Swap(nil); r != nil; {
+		next := r.touchNext
+		r.touchNext = oldest
+		oldest, r = r, next
+	}
+	for r := oldest; r != nil; {
+		next := r.touchNext
+		r.touchNext = nil
+		c.recency.lru.Get(r) // moves it to the young end if it is in the list
+		r.state.Or(stCold)   // from here on it may be on the new list
+		r = next
+	}
+}
+
+// oldestIdleLocked takes the idle Region that was used longest ago out of the
+// index, dead and claimed; nil if none is idle. Regions in use are parked on
+// the way. Cache.mu is held, and the order has been replayed.
+func (c *Cache) oldestIdleLocked() *Region {
+	for {
+		r, _, ok := c.recency.lru.RemoveOldest()
+		if !ok {
+			return nil
+		}
+		if r.killIdle() {
+			c.unpublishLocked(r)
+			return r
+		}
+		// In use. Its last Release sees parked; one that came before the bit
+		// was set did not, so look again.
+		if w := r.state.Or(stParked); w&stRefs == 0 {
+			c.unparkLocked(r)
+		}
+	}
+}
+
+// unpark brings a Region back that the last Release found parked, and sees to
+// it that limits hold for it now that it is idle.
+func (c *Cache) unpark(r *Region) {
+	c.mu.Lock()
+	c.unparkLocked(r)
+	var victims []*Region
+	if c.overLocked() {
+		victims = c.makeRoomLocked(0, 0)
+	}
+	c.mu.Unlock()
+	c.deregister(victims)
+}
+
+func (c *Cache) unparkLocked(r *Region) {
+	if r.state.And(^stParked)&stParked != 0 && r.inIndex {
+		c.recency.lru.Add(r, struct{}{})
+	}
+}

@@ -1,0 +1,181 @@
+package regcache
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"example.com/holdfast/hca"
+)
+
+// Region is a registration that its holder may use until Release. Several
+// holders of the same Region share the pointer.
+//
+// The first 64 bytes are all that a hit touches, and a Region is 128 bytes, so
+// that two Regions never share a cache line (a test checks both).
+type Region struct {
+	start, end uint64        // what the registration covers; immutable
+	state      atomic.Uint64 // see below
+	access     hca.Access    // immutable
+	lkey, rkey uint32        // immutable
+	domains    uint32        // for the probe; immutable
+	kind       hca.MemKind   // immutable
+	check      check         // what a hit has to do; immutable
+	cache      *Cache        // immutable
+	mr         *hca.MR       // what to deregister; immutable
+
+	// Cold from here on.
+	pinned    uint64         // bytes this counts against MaxBytes; immutable
+	keep      unsafe.Pointer // keeps held memory alive; dropped after deregistration by who claimed it
+	touchNext *Region        // next in the list of Regions hit since the last replay
+	inIndex   bool           // guarded by Cache.mu
+	why       hca.Unkept     // why it is used only once; immutable
+	_         [38]byte
+}
+
+// check is what a hit on a Region has to prove.
+type check uint8
+
+const (
+	checkNothing check = iota // the memory cannot go away, or it does not matter
+	checkCounter              // no event since the last that was applied
+	checkProbe                // that, and none under way in the kernel
+)
+
+// The state word of a Region: everything that a hit or a Release has to change
+// is in it, so that each is one locked instruction.
+//
+//	bits  0..23  references; bit 23 is never set in a correct program
+//	bits 24..59  hits; bit 59 asks for harvesting
+//	bit  60      claimed: somebody has taken it on himself to deregister it
+//	bit  61      cold: not hit since recency was last replayed
+//	bit  62      parked: not in the recency list because it was in use when
+//	             the list was last looked through
+//	bit  63      dead: out of look-up for ever
+//
+// A Region is deregistered by whoever sets claimed, which can only be set when
+// it is dead and has no references, by one compare-and-swap: so once. A hit
+// that finds it dead takes its reference and its hit back; while it holds the
+// reference nobody can claim, so the hits read when claiming are exact.
+const (
+	stRef     uint64 = 1
+	stRefs    uint64 = 1<<24 - 1
+	stRefHigh uint64 = 1 << 23
+	stHit     uint64 = 1 << 24
+	stHitHigh uint64 = 1 << 59
+	stHits    uint64 = (1<<60 - 1) &^ stRefs
+	stClaimed uint64 = 1 << 60
+	stCold    uint64 = 1 << 61
+	stParked  uint64 = 1 << 62
+	stDead    uint64 = 1 << 63
+
+	// a hit leaves the straight path if any of these is set after it
+	stHitRare = stDead | stCold | stHitHigh | stRefHigh
+	// a release does if any of these is
+	stReleaseRare = stDead | stParked | stRefHigh
+)
+
+func hitsOf(w uint64) uint64 { return (w & stHits) >> 24 }
+
+// Range is what the registration covers. It may be wider than what was asked
+// for.
+func (r *Region) Range() hca.Range { return hca.Range{Addr: r.start, Len: r.end - r.start} }
+
+// Access is what the registration allows; at least what was asked for.
+func (r *Region) Access() hca.Access { return r.access }
+
+// LKey names the registration in work posted here.
+func (r *Region) LKey() uint32 { return r.lkey }
+
+// RKey names it in work posted by a peer. The address that goes with it is the
+// address of the buffer, not that of the Region.
+func (r *Region) RKey() uint32 { return r.rkey }
+
+// Kind says how the end of the memory is learned.
+func (r *Region) Kind() hca.MemKind { return r.kind }
+
+// UsedOnce says why the Region will be dropped at its last Release, or
+// hca.KeptAllRight if it was published.
+func (r *Region) UsedOnce() hca.Unkept { return r.why }
+
+// SGE is the scatter/gather element for b. It panics if b is not inside the
+// Region: the adapter would be told to use memory that was not registered.
+func (r *Region) SGE(b []byte) hca.SGE { return r.SGERange(hca.RangeOf(b)) }
+
+// SGERange is the element for a range, which must be inside the Region; else
+// it panics.
+func (r *Region) SGERange(g hca.Range) hca.SGE {
+	if g.Len == 0 {
+		return hca.SGE{Addr: g.Addr, LKey: r.lkey}
+	}
+	if g.Addr < r.start || g.End() > r.end || g.End() < g.Addr {
+		panic("regcache: SGE of " + g.String() + " outside the Region " + r.Range().String())
+	}
+	return hca.SGE{Addr: g.Addr, Len: g.Len, LKey: r.lkey}
+}
+
+// Remote is what a peer needs to reach b inside the Region; same rule as SGE.
+func (r *Region) Remote(b []byte) hca.RemoteAddr {
+	return hca.RemoteAddr{Addr: r.SGE(b).Addr, RKey: r.rkey}
+}
+
+// Release gives the Region back. The keys must not be used after it. Each Get
+// needs one Release; one too many is a programming error and panics as soon as
+// the count shows it.
+//
+// Release of a Region that is kept is one atomic addition. Of one that is not,
+// the last Release deregisters it before it returns.
+func (r *Region) Release() {
+	if w := r.state.Add(^uint64(0)); w&stReleaseRare != 0 {
+		r.releaseRare(w)
+	}
+}
+
+func (r *Region) releaseRare(w uint64) {
+	if w&stRefs == stRefs {
+		r.state.Add(stRef)
+		panic("regcache: Release of a Region that nobody holds: " + r.Range().String())
+	}
+	switch {
+	case w&stRefs != 0:
+	case w&stDead != 0:
+		if r.claim() {
+			r.cache.retire(r)
+		}
+	case w&stParked != 0:
+		r.cache.unpark(r)
+	}
+}
+
+// claim reports whether the caller is the one who has to deregister r. It must
+// be dead; nobody claims it while it has references.
+func (r *Region) claim() bool {
+	for {
+		w := r.state.Load()
+		if w&(stRefs|stClaimed) != 0 {
+			return false
+		}
+		if r.state.CompareAndSwap(w, w|stClaimed) {
+			return true
+		}
+	}
+}
+
+// killIdle makes r dead and claims it in one step if nobody uses it.
+func (r *Region) killIdle() bool {
+	for {
+		w := r.state.Load()
+		if w&(stRefs|stDead) != 0 {
+			return false
+		}
+		if r.state.CompareAndSwap(w, w|stDead|stClaimed) {
+			return true
+		}
+	}
+}
+
+// kill makes r dead and reports whether the caller has to deregister it; if
+// not, whoever gives the last reference back will.
+func (r *Region) kill() bool {
+	r.state.Or(stDead)
+	return r.claim()
+}
