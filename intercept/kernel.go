@@ -1,0 +1,288 @@
+package intercept
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/reader"
+	"example.com/holdfast/intercept/internal/ring"
+	"example.com/holdfast/intercept/internal/uffd"
+)
+
+var pageSize = uint64(os.Getpagesize())
+
+// kernel is the userfaultfd source: descriptors, the thread that reads them,
+// and what is known of the address space through them.
+type kernel struct {
+	ring    *ring.Ring
+	counter *atomic.Uint64
+	stats   *reader.Stats
+	fds     []int // owned by the reader once it runs
+	maps    int   // /proc/self/maps
+	pagemap int   // /proc/self/pagemap
+	wake    *os.File
+	stopFD  int
+	reader  *reader.Reader
+	workers sync.WaitGroup
+
+	// mu guards what is known of the address space. It is held over the
+	// system calls of Watch; nobody on the path of an event takes it.
+	mu      sync.Mutex
+	scanner *uffd.Scanner // on pagemap
+	cur     cursor        // how far the ring has been applied to known and taint
+	buf     [64]hca.Event
+	known   spans // mapped without a hole and watched, until an event touches it
+	taint   spans // a discard was seen, and nothing tells when it was done
+	stopped bool  // the descriptors are closed
+	noQuery bool  // the kernel has no PROCMAP_QUERY: read the whole list
+}
+
+const (
+	// maxKnown and maxTaint bound what is remembered. Forgetting what is known
+	// costs a look-up again; taint is widened, never forgotten.
+	maxKnown = 8192
+	maxTaint = 4096
+
+	// maxMappings is how many mappings a watched range may consist of: each
+	// costs two system calls under mu.
+	maxMappings = 1024
+
+	// wideVerify is up to which size all the mappings that a range lies in are
+	// verified and remembered, and not only the range: the check walks page
+	// tables, about 3 ns for a page that is there.
+	wideVerify = 256 << 20
+
+	// tries is how often a range that changes while it is watched is looked at
+	// again.
+	tries = 3
+)
+
+// changing is the probe.
+func (k *kernel) changing(domains uint32) bool {
+	for i, fd := range k.fds {
+		if domains&(1<<i) != 0 && uffd.Changing(fd) {
+			return true
+		}
+	}
+	return false
+}
+
+// fault is what ended the reader thread, nil while it runs.
+func (k *kernel) fault() error {
+	if e := k.stats.Fault.Load(); e != 0 {
+		return syscall.Errno(e)
+	}
+	return nil
+}
+
+// catchUp applies the events that are in the ring.
+func (k *kernel) catchUp() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.apply()
+}
+
+// apply brings known and taint up to the ring. The caller holds mu.
+func (k *kernel) apply() {
+	if k.stopped {
+		return
+	}
+	for {
+		n := k.cur.next(k.buf[:])
+		if n == 0 {
+			return
+		}
+		for _, ev := range k.buf[:n] {
+			lo, hi := ev.Range.Addr, ev.Range.End()
+			switch ev.Cause {
+			case hca.CauseDiscard:
+				// Still mapped and watched.
+				k.addTaint(lo, hi)
+			case hca.CauseLost:
+				// Any mapping may be another, and any discard may be under
+				// way. New mappings get rid of this in learn.
+				k.known.clear()
+				k.addTaint(lo, hi)
+			default:
+				k.known.cut(lo, hi)
+			}
+		}
+	}
+}
+
+// addTaint marks [lo,hi). When there are too many pieces, those that are not
+// watched any more are dropped (their memory is gone, see learn), and if that
+// is not enough the gaps between the nearest are filled.
+func (k *kernel) addTaint(lo, hi uint64) {
+	k.taint.put(lo, hi, 0)
+	if len(k.taint.s) < maxTaint {
+		return
+	}
+	live := k.taint.s[:0]
+	for _, s := range k.taint.s {
+		if _, some, err := k.scanner.Armed(s.lo, s.hi); some || err != nil {
+			live = append(live, s)
+		}
+	}
+	k.taint.s = live
+	for len(k.taint.s) > maxTaint/2 {
+		k.taint.coarsen()
+	}
+}
+
+// tainted gives what of [lo,hi) is in doubt now.
+func (k *kernel) tainted(lo, hi uint64) []span {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.apply()
+	return k.taint.within(lo, hi)
+}
+
+// settle takes [lo,hi), all but keep, out of doubt, together with every
+// discard that had been delivered before the call.
+func (k *kernel) settle(lo, hi uint64, keep []span) error {
+	// What was delivered is in the ring once the counter has been settled for
+	// one moment. The reader is between the two for less than a microsecond.
+	for began := time.Now(); k.counter.Load()&hca.Unsettled != 0; runtime.Gosched() {
+		if time.Since(began) > time.Second {
+			return &hca.OpError{Op: "settle", Range: hca.Range{Addr: lo, Len: hi - lo}, Detail: "events kept coming", Err: hca.ErrAgain}
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.apply()
+	k.taint.cut(lo, hi)
+	for _, s := range keep {
+		k.addTaint(s.lo, s.hi)
+	}
+	return nil
+}
+
+// knows reports whether [lo,hi) is known to be watched, and free of doubt.
+func (k *kernel) knows(lo, hi uint64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.apply()
+	_, ok := k.known.covers(lo, hi)
+	return ok && !k.taint.touches(lo, hi)
+}
+
+// watch is Watch for memory that is not owned; lo and hi are whole pages.
+func (k *kernel) watch(lo, hi uint64) hca.Watch {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stopped {
+		return unknown(hca.UnkeptNoSource)
+	}
+	why := hca.UnkeptUnsettled
+	for range tries {
+		k.apply()
+		if dom, ok := k.known.covers(lo, hi); ok {
+			if k.taint.touches(lo, hi) {
+				return unknown(hca.UnkeptDiscardSeen)
+			}
+			return hca.Watch{Kind: hca.MemForeign, Domains: dom}
+		}
+		var again bool
+		if why, again = k.learn(lo, hi); !again {
+			return unknown(why)
+		}
+	}
+	if why == hca.KeptAllRight {
+		why = hca.UnkeptUnsettled // an event undid it each time
+	}
+	return unknown(why)
+}
+
+// learn watches the mappings that [lo,hi) lies in and enters them into known.
+// again says that the range changed meanwhile, so that another look may help.
+// The caller holds mu.
+func (k *kernel) learn(lo, hi uint64) (why hca.Unkept, again bool) {
+	// Room for a range in a few mappings without going to the heap.
+	var few [8]span
+	found := few[:0]
+	for at := lo; at < hi; {
+		if len(found) == maxMappings {
+			return hca.UnkeptRefused, false
+		}
+		vma, ok, err := k.mapping(at)
+		if err != nil {
+			return hca.UnkeptRefused, false
+		}
+		if !ok {
+			return hca.UnkeptNotMapped, false
+		}
+		k.renew(vma)
+		if vma.dom, err = k.register(vma.lo, vma.hi); err != nil {
+			now, still, err := k.mapping(at)
+			changed := err == nil && (!still || now.lo != vma.lo || now.hi != vma.hi)
+			return hca.UnkeptRefused, changed
+		}
+		found = append(found, vma)
+		at = vma.hi
+	}
+
+	// Registering over a hole succeeds and watches nothing there, and between
+	// looking up a mapping and registering it, it may have become another. So
+	// ask whether every page is armed, at one instant.
+	first, last := found[0].lo, found[len(found)-1].hi
+	if last-first > wideVerify || !k.armed(first, last) {
+		if first, last = lo, hi; !k.armed(lo, hi) {
+			return hca.UnkeptNotMapped, true
+		}
+	}
+	if len(k.known.s) > maxKnown {
+		k.known.clear()
+	}
+	for _, s := range found {
+		k.known.put(max(s.lo, first), min(s.hi, last), s.dom)
+	}
+	return hca.KeptAllRight, true
+}
+
+// renew frees a mapping from doubt if it is not watched yet. A discard that
+// was reported concerned watched memory. Where a mapping is not, it has come
+// after that memory went, and a discard of its own that is under way, not
+// reported because nobody watched, keeps the mmap lock until it is done, so
+// that registering waits for it. This is the only way out of doubt besides
+// settle: a report of munmap is not, because it may be read after the address
+// was mapped, watched and discarded anew.
+func (k *kernel) renew(vma span) {
+	if !k.taint.touches(vma.lo, vma.hi) {
+		return
+	}
+	if _, some, err := k.scanner.Armed(vma.lo, vma.hi); err == nil && !some {
+		k.taint.cut(vma.lo, vma.hi)
+	}
+}
+
+func (k *kernel) armed(lo, hi uint64) bool {
+	all, _, err := k.scanner.Armed(lo, hi)
+	return err == nil && all
+}
+
+// register watches a whole mapping on one of the descriptors and says on
+// which. The same mapping always tries the same first, so that memory that is
+// mapped and unmapped again and again at one place stays on one channel. A
+// mapping that is on another of our own already (a piece of one that was split,
+// or moved) answers EBUSY on all but that.
+func (k *kernel) register(lo, hi uint64) (dom uint32, err error) {
+	n := uint64(len(k.fds))
+	first := (lo >> 12) * 0x9e3779b97f4a7c15 >> 32
+	for i := range n {
+		at := (first + i) % n
+		if err = uffd.Register(k.fds[at], lo, hi); err == nil {
+			return 1 << at, nil
+		}
+		if !errors.Is(err, syscall.EBUSY) {
+			return 0, err
+		}
+	}
+	return 0, err
+}

@@ -1,0 +1,219 @@
+package intercept
+
+import (
+	"example.com/holdfast/hca"
+)
+
+// maxOps is how many announced operations are known one by one. More at a time
+// count as an operation on everything, until they are fewer again.
+const maxOps = 128
+
+// ledger is what explicit calls have told: which memory is owned, and what is
+// being done to which memory right now.
+type ledger struct {
+	owned spans
+	ops   [maxOps]struct {
+		id     uint64 // 0: free
+		lo, hi uint64
+	}
+	used  int    // ops in use
+	spill int    // operations under way that found no room
+	next  uint64 // id of the last operation
+}
+
+// begin enters an operation and gives its number: odd if it is in the table,
+// even if there was no room.
+func (l *ledger) begin(lo, hi uint64) uint64 {
+	l.next += 2
+	if l.used == maxOps {
+		l.spill++
+		return l.next
+	}
+	for i := range l.ops {
+		if l.ops[i].id == 0 {
+			l.ops[i].id, l.ops[i].lo, l.ops[i].hi = l.next|1, lo, hi
+			break
+		}
+	}
+	l.used++
+	return l.next | 1
+}
+
+// end takes an operation out.
+func (l *ledger) end(id uint64) {
+	if id&1 == 0 {
+		l.spill--
+		return
+	}
+	for i := range l.ops {
+		if l.ops[i].id == id {
+			l.ops[i].id = 0
+			l.used--
+			return
+		}
+	}
+}
+
+// busy reports whether an operation under way touches [lo,hi).
+func (l *ledger) busy(lo, hi uint64) bool {
+	if l.spill > 0 {
+		return true
+	}
+	if l.used == 0 {
+		return false
+	}
+	for i := range l.ops {
+		if op := &l.ops[i]; op.id != 0 && op.lo < hi && lo < op.hi {
+			return true
+		}
+	}
+	return false
+}
+
+// Op is an announced operation, from Begin to End. The zero Op is none.
+type Op struct {
+	m *Monitor
+	*opState
+}
+
+type opState struct {
+	id     uint64
+	lo, hi uint64
+	cause  hca.Cause
+	ended  bool
+	owned  []span // what of the range was owned before
+	taint  []span // what of it was tainted before
+}
+
+// Begin announces that the caller is about to take the memory in r away, or
+// the pages in it: before the system call, so that no registration of it is
+// believed from then on. End must follow when the system call has returned. In
+// between, memory that overlaps r is hca.MemUnknown.
+//
+// With hca.CauseUnmap and hca.CauseRemap ownership of r ends here; with
+// hca.CauseDiscard and hca.CauseOwner it stays. Other causes count as
+// hca.CauseOwner. A range that is not valid announces everything.
+//
+// Why this is enough. Whether a registration of memory that an operation ends
+// was made before Begin, during the operation or after it, it is not kept:
+//   - asked for (Watch) before Begin: the event comes after that moment, so
+//     the registration is dropped, or was published and is found dead;
+//   - asked for between Begin and End: Watch finds the operation in the
+//     ledger and answers hca.MemUnknown, so it is used once;
+//   - asked for after End: the operation is over, and what is registered is
+//     what is there now.
+//
+// Ledger, event and counter change under one lock, which Watch takes too, so
+// nothing falls between the cases. A hit sees the counter, which is raised
+// before Begin returns.
+func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
+	if !r.Valid() {
+		r = hca.Whole
+	}
+	switch cause {
+	case hca.CauseUnmap, hca.CauseRemap, hca.CauseDiscard:
+	default:
+		cause = hca.CauseOwner
+	}
+	p := m.pages(r)
+	op := Op{m: m, opState: &opState{lo: p.Addr, hi: p.End(), cause: cause}}
+	if cause == hca.CauseDiscard && m.kernel != nil {
+		op.taint = m.kernel.tainted(op.lo, op.hi)
+	}
+	m.own.Lock()
+	op.id = m.own.begin(op.lo, op.hi)
+	if cause == hca.CauseUnmap || cause == hca.CauseRemap {
+		op.owned = m.own.owned.within(op.lo, op.hi)
+		m.own.owned.cut(op.lo, op.hi)
+	}
+	m.announce(hca.Event{Range: p, Cause: cause})
+	m.own.Unlock()
+	m.ringBell()
+	return op
+}
+
+// announce makes an event visible and then counts it. The caller holds own.
+func (m *Monitor) announce(ev hca.Event) {
+	m.said.Push(ev, m.counter.Load()/hca.CounterStep)
+	m.counter.Add(hca.CounterStep)
+	m.announced[ev.Cause].Add(1)
+}
+
+// End says that the operation is over. A second End does nothing.
+func (op Op) End() { op.finish(nil) }
+
+// finish ends the operation and, under the same lock, puts the pieces of own
+// back into ownership: what a failed call left as it was.
+func (op Op) finish(own []span) {
+	if op.opState == nil {
+		return
+	}
+	m := op.m
+	m.own.Lock()
+	if op.ended {
+		m.own.Unlock()
+		return
+	}
+	op.ended = true
+	m.own.end(op.id)
+	for _, s := range own {
+		m.own.owned.put(s.lo, s.hi, 0)
+	}
+	m.own.Unlock()
+	if op.cause == hca.CauseDiscard && m.kernel != nil {
+		// The kernel reported the discard as well, before this call: it is
+		// done now. What others had discarded before stays doubtful, and if
+		// the report cannot be had in time, this stays doubtful too.
+		_ = m.kernel.settle(op.lo, op.hi, op.taint)
+	}
+}
+
+// before gives what of the range was owned when the operation began.
+func (op Op) before() []span {
+	if op.opState == nil {
+		return nil
+	}
+	return op.owned
+}
+
+// wasOwned reports whether all of the range was.
+func (op Op) wasOwned() bool {
+	was := spans{op.before()}
+	_, ok := was.covers(op.lo, op.hi)
+	return ok
+}
+
+// Adopt makes r owned memory: the caller promises that its end will be
+// announced by Begin, or comes through this monitor's calls. Pages that r only
+// touches are adopted whole, so r should be whole pages. For a host that maps
+// by its own means. hca.ErrInvalid for a range that is not valid.
+func (m *Monitor) Adopt(r hca.Range) error {
+	if !r.Valid() {
+		return &hca.OpError{Op: "adopt memory", Range: r, Err: hca.ErrInvalid}
+	}
+	p := m.pages(r)
+	m.own.Lock()
+	defer m.own.Unlock()
+	m.own.owned.put(p.Addr, p.End(), 0)
+	return nil
+}
+
+// Disown takes ownership of r back: from now on it is memory like any other.
+// What was registered of it while it was owned is announced as gone
+// (hca.CauseOwner), because nobody will announce its end any more.
+// hca.ErrInvalid for a range that is not valid.
+func (m *Monitor) Disown(r hca.Range) error {
+	if !r.Valid() {
+		return &hca.OpError{Op: "disown memory", Range: r, Err: hca.ErrInvalid}
+	}
+	p := m.pages(r)
+	m.own.Lock()
+	m.own.owned.cut(p.Addr, p.End())
+	m.announce(hca.Event{Range: p, Cause: hca.CauseOwner})
+	m.own.Unlock()
+	m.ringBell()
+	return nil
+}
+
+// pages widens a valid range to whole pages.
+func (m *Monitor) pages(r hca.Range) hca.Range { return r.Pages(pageSize) }

@@ -1,0 +1,44 @@
+package intercept
+
+import "example.com/holdfast/hca"
+
+// Stats is what a monitor did since it was made. The numbers are read one
+// after the other and not at one moment.
+type Stats struct {
+	Source string // as Monitor.String
+
+	Unmaps, Remaps, Discards uint64 // reported by the kernel
+	Reads                    uint64 // in how many reads
+	Announced                uint64 // by Begin, Disown and the monitor's own calls
+	Lost                     uint64 // times a feed fell behind by more than the ring
+
+	Watches uint64                // calls of Watch
+	Foreign uint64                // of these answered hca.MemForeign
+	Unknown [hca.NumUnkept]uint64 // of these answered hca.MemUnknown, by reason
+
+	Feeds  int // open now
+	Known  int // pieces of address space known to be watched
+	Taints int // pieces in doubt after a foreign discard
+}
+
+// Stats tells what the monitor did.
+func (m *Monitor) Stats() Stats {
+	s := Stats{Source: m.String(), Lost: m.lost.Load(), Watches: m.watches.Load(), Foreign: m.foreign.Load()}
+	for i := range m.announced {
+		s.Announced += m.announced[i].Load()
+	}
+	for i := range m.unknown {
+		s.Unknown[i] = m.unknown[i].Load()
+	}
+	m.subs.Lock()
+	s.Feeds = len(m.subs.feeds)
+	m.subs.Unlock()
+	if k := m.kernel; k != nil {
+		s.Unmaps, s.Remaps, s.Discards = k.stats.Unmaps.Load(), k.stats.Remaps.Load(), k.stats.Discards.Load()
+		s.Reads = k.stats.Reads.Load()
+		k.mu.Lock()
+		s.Known, s.Taints = len(k.known.s), len(k.taint.s)
+		k.mu.Unlock()
+	}
+	return s
+}

@@ -1,0 +1,96 @@
+package intercept
+
+import "example.com/holdfast/hca"
+
+// Watch sees to it that the end of the memory in r is reported from now on,
+// and says what a kept registration of it needs (regcache.Monitor has the
+// contract). Memory mapped through the monitor is hca.MemOwned at once. Other
+// memory is watched by the kernel source, by whole mappings: the first time
+// that costs some microseconds and for each page of the mapping a few
+// nanoseconds, later, until an event touches it, no system call.
+//
+// What a caller must do with the answer. Load the counter, settled, before
+// Watch; register; then believe the registration only if the probe
+// (UnderWay of the answered domains) is false, the counter is settled, and no
+// event since that first load touches r. Memory that goes away while Watch
+// runs, or had just gone and was not read yet, is caught by exactly these.
+//
+// A range that is partly owned and partly not is treated as not owned. A range
+// that is touched by an announced operation under way is hca.MemUnknown
+// (hca.UnkeptUnsettled), and so is a range that keeps changing.
+func (m *Monitor) Watch(r hca.Range) hca.Watch {
+	m.watches.Add(1)
+	w := m.watch(r)
+	switch w.Kind {
+	case hca.MemForeign:
+		m.foreign.Add(1)
+	case hca.MemUnknown:
+		m.unknown[w.Why].Add(1)
+	}
+	return w
+}
+
+func (m *Monitor) watch(r hca.Range) hca.Watch {
+	if !r.Valid() {
+		return unknown(hca.UnkeptNotMapped)
+	}
+	if m.closed.Load() {
+		return unknown(hca.UnkeptNoSource)
+	}
+	p := m.pages(r)
+	m.own.Lock()
+	busy := m.own.busy(p.Addr, p.End())
+	_, owned := m.own.owned.covers(p.Addr, p.End())
+	m.own.Unlock()
+	switch {
+	case busy:
+		return unknown(hca.UnkeptUnsettled)
+	case owned && !m.cfg.Strict:
+		return hca.Watch{Kind: hca.MemOwned}
+	case m.kernel == nil:
+		return unknown(hca.UnkeptNoSource)
+	}
+	return m.kernel.watch(p.Addr, p.End())
+}
+
+// Kind says which kind of memory r is now, without watching it: memory that
+// would be watched but is not is hca.MemUnknown. hca.MemHeld is the cache's
+// own affair and never answered.
+func (m *Monitor) Kind(r hca.Range) hca.MemKind {
+	if !r.Valid() || m.closed.Load() {
+		return hca.MemUnknown
+	}
+	p := m.pages(r)
+	m.own.Lock()
+	busy := m.own.busy(p.Addr, p.End())
+	_, owned := m.own.owned.covers(p.Addr, p.End())
+	m.own.Unlock()
+	switch {
+	case busy:
+		return hca.MemUnknown
+	case owned && !m.cfg.Strict:
+		return hca.MemOwned
+	case m.kernel != nil && m.kernel.knows(p.Addr, p.End()):
+		return hca.MemForeign
+	}
+	return hca.MemUnknown
+}
+
+// Settled is the word of whoever owns the memory in r that every discard
+// (madvise) of it has returned and that none will come unannounced while
+// registrations of it are made. Memory on which a foreign discard was seen is
+// not kept until then, because the kernel tells when a discard begins and not
+// when it is done. hca.ErrInvalid for a range that is not valid; hca.ErrAgain
+// if events kept coming for a second, and nothing changed.
+func (m *Monitor) Settled(r hca.Range) error {
+	if !r.Valid() {
+		return &hca.OpError{Op: "settle", Range: r, Err: hca.ErrInvalid}
+	}
+	if m.kernel == nil {
+		return nil
+	}
+	p := m.pages(r)
+	return m.kernel.settle(p.Addr, p.End(), nil)
+}
+
+func unknown(why hca.Unkept) hca.Watch { return hca.Watch{Kind: hca.MemUnknown, Why: why} }
