@@ -1,0 +1,145 @@
+package cli
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"example.com/holdfast/bench/internal/imb"
+	"example.com/holdfast/bench/internal/memory"
+	"example.com/holdfast/bench/internal/rig"
+)
+
+// options are what the command line asks for.
+type options struct {
+	stale    bool
+	names    []string // of benchmarks
+	msglog   imb.MsgLog
+	iter     imb.Iter
+	iterSet  bool
+	backends []string
+	buffers  []memory.Kind
+	device   string
+	secs     float64 // at most for a sample
+}
+
+// benchmarks are the names that can be asked for.
+var benchmarks = []string{"PingPong"}
+
+// defaultSecs keeps the whole default run, 288 samples, under a minute even
+// where every sample needs all its time.
+const defaultSecs = 0.1
+
+// usage is what -h prints.
+const usage = `bench measures what memory registrations cost a message library.
+
+usage: bench [flags] [PingPong]     compare backends (no name: PingPong)
+       bench stale [flags]          show what kept registrations do without interception
+
+flags:
+  -msglog min:max   message sizes: 0 and 2^min to 2^max bytes (0:22)
+  -iter n,vol       repetitions of a sample, and MiB that it moves at most (1000,40);
+                    for stale: rounds of each loop
+  -backend list     of direct, pin, odp (all)
+  -buffers list     of same, fresh, fresh-same-va, pool (all)
+  -device name      live: an adapter in software over this process's memory (live)
+  -time seconds     that a sample may take: fewer repetitions if need be (0.1)
+  -h                this text
+
+backends: direct registers and deregisters for each transfer; pin keeps pinned
+registrations in a cache; odp keeps on-demand ones in a cache.
+buffers: same is one buffer; fresh is mapped and unmapped around every repetition;
+fresh-same-va is that, always at one address; pool is more mappings than the cache
+may keep, in turn.
+`
+
+// errHelp says that usage was asked for.
+var errHelp = errors.New("help")
+
+// parse reads the command line. Its errors are one line each.
+func parse(args []string) (*options, error) {
+	o := &options{}
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	msglog := fs.String("msglog", imb.DefaultMsgLog.String(), "")
+	iter := fs.String("iter", imb.DefaultIter.String(), "")
+	backend := fs.String("backend", strings.Join(rig.Backends(), ","), "")
+	buffers := fs.String("buffers", "same,fresh,fresh-same-va,pool", "")
+	fs.StringVar(&o.device, "device", "live", "")
+	fs.Float64Var(&o.secs, "time", defaultSecs, "")
+
+	var names []string
+	for rest := args; ; {
+		if err := fs.Parse(rest); err != nil {
+			if errors.Is(err, flag.ErrHelp) {
+				return nil, errHelp
+			}
+			return nil, err
+		}
+		if fs.NArg() == 0 {
+			break
+		}
+		names = append(names, fs.Arg(0))
+		rest = fs.Args()[1:]
+	}
+
+	set := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	o.iterSet = set["iter"]
+	if err := o.setNames(names, set); err != nil {
+		return nil, err
+	}
+	var err error
+	if o.msglog, err = imb.ParseMsgLog(*msglog); err != nil {
+		return nil, fmt.Errorf("-msglog: %w", err)
+	}
+	if o.iter, err = imb.ParseIter(*iter); err != nil {
+		return nil, fmt.Errorf("-iter: %w", err)
+	}
+	if o.backends, err = rig.ParseBackends(*backend); err != nil {
+		return nil, fmt.Errorf("-backend: %w", err)
+	}
+	if o.buffers, err = memory.ParseKinds(*buffers); err != nil {
+		return nil, fmt.Errorf("-buffers: %w", err)
+	}
+	if err = rig.CheckDevice(o.device); err != nil {
+		return nil, fmt.Errorf("-device: %w", err)
+	}
+	if !(o.secs > 0 && o.secs <= time.Hour.Seconds()) {
+		return nil, fmt.Errorf("-time: %v is not more than 0 and at most 3600 seconds", o.secs)
+	}
+	return o, nil
+}
+
+// setNames reads what is not a flag.
+func (o *options) setNames(names []string, set map[string]bool) error {
+	if len(names) > 0 && names[0] == "stale" {
+		if len(names) > 1 {
+			return fmt.Errorf("stale takes no further name, not %q", names[1])
+		}
+		for _, f := range []string{"msglog", "backend", "buffers", "time"} {
+			if set[f] {
+				return fmt.Errorf("-%s means nothing for stale", f)
+			}
+		}
+		o.stale = true
+		return nil
+	}
+next:
+	for _, n := range names {
+		for _, known := range benchmarks {
+			if strings.EqualFold(n, known) {
+				o.names = append(o.names, known)
+				continue next
+			}
+		}
+		return fmt.Errorf("%q is no benchmark; there are: %s, stale", n, strings.Join(benchmarks, ", "))
+	}
+	if len(o.names) == 0 {
+		o.names = benchmarks
+	}
+	return nil
+}

@@ -1,0 +1,10 @@
+//go:build !linux
+
+package cli
+
+import "runtime"
+
+// host names the machine and the system.
+func host() (machine, system, release, version string) {
+	return runtime.GOARCH, runtime.GOOS, "unknown", "unknown"
+}

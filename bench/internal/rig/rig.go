@@ -1,0 +1,93 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"example.com/holdfast/bench/internal/memory"
+	"example.com/holdfast/hca"
+	"example.com/holdfast/hcasim"
+	"example.com/holdfast/intercept"
+)
+
+// Rig is two devices and a monitor.
+type Rig struct {
+	Devices [2]hca.Device
+	Monitor *intercept.Monitor
+	Mapper  memory.Mapper
+	fabric  *hcasim.Fabric
+}
+
+// CheckDevice says what is wrong with the name of a device, in words for the
+// command line.
+func CheckDevice(name string) error {
+	switch {
+	case name == "live":
+		return nil
+	case strings.HasPrefix(name, "verbs:"):
+		return fmt.Errorf("%q: this build has no verbs devices; only live", name)
+	}
+	return fmt.Errorf("%q is not live", name)
+}
+
+// Open opens two live devices of one fabric and the best monitor that the
+// machine has. Errors are those of hcasim and intercept.
+func Open() (g *Rig, err error) {
+	g = &Rig{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.Close())
+			g = nil
+		}
+	}()
+	if g.fabric, err = hcasim.NewFabric(hcasim.FabricConfig{}); err != nil {
+		return g, err
+	}
+	for i := range g.Devices {
+		dev, err := hcasim.Open(hcasim.Live{Fabric: g.fabric, Name: fmt.Sprintf("live%d", i)})
+		if err != nil {
+			return g, err
+		}
+		g.Devices[i] = dev
+	}
+	if g.Monitor, err = intercept.Auto(); err != nil {
+		return g, err
+	}
+	g.Mapper = memory.Raw{}
+	if g.Monitor.Lesser() != nil {
+		g.Mapper = memory.Owned{Monitor: g.Monitor}
+	}
+	return g, nil
+}
+
+// Lines say what runs, one line each: the form of the device and what it
+// lacks, and the source of events and why it is not a better one.
+func (g *Rig) Lines() [][2]string {
+	at := g.Devices[0].Attr()
+	source := g.Monitor.String()
+	if why := g.Monitor.Lesser(); why != nil {
+		source += "; buffers are mapped through it (" + why.Error() + ")"
+	}
+	return [][2]string{
+		{"Devices", at.Name + " and " + g.Devices[1].Attr().Name + ": " + at.Form},
+		{"Interception", source},
+	}
+}
+
+// Close gives everything back.
+func (g *Rig) Close() error {
+	var errs []error
+	for _, d := range g.Devices {
+		if d != nil {
+			errs = append(errs, d.Close())
+		}
+	}
+	if g.fabric != nil {
+		errs = append(errs, g.fabric.Close())
+	}
+	if g.Monitor != nil {
+		errs = append(errs, g.Monitor.Close())
+	}
+	return errors.Join(errs...)
+}
