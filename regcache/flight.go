@@ -117,7 +117,7 @@ func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
 			c.mu.Lock()
 			continue
 		}
-		r.why = why
+		r.cold.why = why
 		r.state.Store(stDead | stRef)
 		c.loose[r] = struct{}{}
 		c.count.usedOnce[why]++
@@ -152,12 +152,12 @@ func (c *Cache) registerLocked(g hca.Range, a hca.Access) (mr *hca.MR, fits bool
 	victims := c.makeRoomLocked(1, bytes)
 	for _, v := range victims { // they are as good as gone: count them out for the question
 		c.usage.regions--
-		c.usage.bytes -= v.pinned
+		c.usage.bytes -= v.cold.pinned
 	}
 	fits = c.fitsLocked(1, bytes)
 	for _, v := range victims {
 		c.usage.regions++
-		c.usage.bytes += v.pinned
+		c.usage.bytes += v.cold.pinned
 	}
 	c.usage.regions++
 	c.usage.bytes += bytes
@@ -221,13 +221,14 @@ func (c *Cache) pinnedBytes(g hca.Range) uint64 {
 func (c *Cache) newRegion(f *flight, w hca.Watch, mr *hca.MR) (*Region, error) {
 	r := &Region{
 		start: f.reg.Addr, end: f.reg.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
-		domains: w.Domains, kind: w.Kind, cache: c, mr: mr, pinned: c.pinnedBytes(f.reg), keep: f.held,
+		domains: w.Domains, kind: w.Kind, cache: c,
+		cold: &cold{mr: mr, pinned: c.pinnedBytes(f.reg), keep: f.held},
 	}
 	switch {
 	case c.info.Follows:
 		// All that it covers can be used, not just what was asked for.
 		r.start, r.end = mr.Range.Addr, mr.Range.End()
-		r.kind, r.check, r.keep = hca.MemUnknown, checkNothing, nil
+		r.kind, r.check, r.cold.keep = hca.MemUnknown, checkNothing, nil
 	case w.Kind == hca.MemHeld:
 		r.check = checkNothing
 	case w.Kind == hca.MemOwned:
@@ -259,7 +260,7 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	c.replayLocked() // what was hit before this moment is older
 	c.dropRedundantLocked(r)
 	r.state.Store(stRef | stCold)
-	r.inIndex = true
+	r.cold.inIndex = true
 	c.index.insert(r)
 	c.recency.lru.Add(r, struct{}{})
 	return hca.KeptAllRight, true
@@ -279,7 +280,7 @@ func (c *Cache) quietLocked(r *Region) bool {
 func (c *Cache) dropRedundantLocked(r *Region) {
 	c.scratch = c.index.overlapping(r.Range(), c.scratch[:0])
 	for _, old := range c.scratch {
-		if old.inIndex && r.Range().Contains(old.Range()) && r.access.Has(old.access) && r.check <= old.check {
+		if old.cold.inIndex && r.Range().Contains(old.Range()) && r.access.Has(old.access) && r.check <= old.check {
 			c.count.replaced++
 			c.removeLocked(old)
 		}

@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"errors"
+	"math"
 	"runtime"
 	"unsafe"
 
@@ -21,10 +22,8 @@ import (
 // hca.ErrBadAddress, hca.ErrAccess, hca.ErrTooLong, and hca.ErrNoMemory or
 // hca.ErrNoKeys once nothing but Regions in use is left to give back.
 func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
-	if end := g.Addr + g.Len; end > g.Addr {
-		if r := c.hit(g.Addr, end, a); r != nil {
-			return r, nil
-		}
+	if r := c.hit(g.Addr, g.Addr+g.Len, a, maxGroups); r != nil {
+		return r, nil
 	}
 	return c.get(g, a, nil)
 }
@@ -39,10 +38,8 @@ func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
 func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	addr := uint64(uintptr(p))
-	if len(b) > 0 {
-		if r := c.hit(addr, addr+uint64(len(b)), a); r != nil {
-			return r, nil
-		}
+	if r := c.hit(addr, addr+uint64(len(b)), a, maxGroups); r != nil {
+		return r, nil
 	}
 	g := hca.Range{Addr: addr, Len: uint64(len(b))}
 	if len(b) == 0 || !onGoHeap((*byte)(p)) {
@@ -87,11 +84,11 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 	reg := c.whatToRegister(g, held)
 	joined := 0
 	for try := 0; ; try++ {
-		settled := c.applyLocked()
-		if r := c.index.findLocked(g, a); r != nil {
-			seen := c.applied.Load()
-			c.mu.Unlock() // take may have to give r back, which locks
-			if r = c.take(r, seen, settled); r == nil {
+		c.applyLocked()
+		if c.index.findLocked(g, a) != nil {
+			c.mu.Unlock() // hit may have to give a Region back, which locks
+			r := c.hit(g.Addr, g.End(), a, math.MaxInt)
+			if r == nil {
 				runtime.Gosched()
 			}
 			c.mu.Lock()
@@ -136,17 +133,4 @@ func (c *Cache) whatToRegister(g hca.Range, held unsafe.Pointer) hca.Range {
 		return g
 	}
 	return g.Pages(c.info.PageSize)
-}
-
-// findLocked is find by the writers' side: it looks at all there are, where find
-// gives up after a while, so nil means that there is none. Cache.mu is held.
-func (x *index) findLocked(g hca.Range, a hca.Access) *Region {
-	var found *Region
-	x.findAll(g, func(r *Region) bool {
-		if r.access.Has(a) {
-			found = r
-		}
-		return found == nil
-	})
-	return found
 }

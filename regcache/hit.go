@@ -46,31 +46,32 @@ import (
 // Regions whose check is checkNothing need none of it: held memory cannot go
 // away while its Region is kept, and an on-demand registration stays right
 // whatever happens to the memory.
-func (c *Cache) hit(addr, end uint64, a hca.Access) *Region {
+//
+// An empty range, or one that runs past the end of the address space, is no hit.
+// The look-up is index.find, written out here because a call would cost a tenth
+// of a hit; a test holds the two against each other.
+func (c *Cache) hit(addr, end uint64, a hca.Access, limit int) *Region {
 	g := c.counter.Load()
 	settled := g == c.applied.Load()
-	r := c.index.find(addr, end, a)
+	if end <= addr {
+		return nil
+	}
+	r := c.index.find(addr, end, a, limit)
 	if r == nil {
 		return nil
 	}
-	return c.take(r, g, settled)
-}
-
-// take is steps 4 to 6: it turns a Region that was looked up after g was loaded
-// and compared with applied into one that the caller holds, or gives nil.
-func (c *Cache) take(r *Region, g uint64, settled bool) *Region {
 	if w := r.state.Add(stHit + stRef); w&stHitRare != 0 && !c.hitRare(r, w) {
 		return nil
 	}
 	if r.check == checkNothing {
 		return r
 	}
-	if c.omit != 0 {
-		return c.takeOmitting(r, g, settled)
-	}
-	if settled &&
+	if c.omit == 0 && settled &&
 		(r.check == checkCounter || !c.monitor.UnderWay(r.domains)) &&
 		c.counter.Load() == g {
+		return r
+	}
+	if c.omit != 0 && c.provedOmitting(r, g, settled) {
 		return r
 	}
 	c.undoHit(r)
@@ -128,16 +129,11 @@ const (
 	omitSecondLook
 )
 
-// takeOmitting is the rest of take without the parts that a test has left out.
-func (c *Cache) takeOmitting(r *Region, g uint64, settled bool) *Region {
+// provedOmitting is steps 5 and 6 without the parts that a test has left out.
+func (c *Cache) provedOmitting(r *Region, g uint64, settled bool) bool {
 	ok := settled || c.omit&omitApplied != 0 ||
 		c.omit&omitParity != 0 && g&^hca.Unsettled == c.applied.Load()
 	ok = ok && (r.check == checkCounter || c.omit&omitProbe != 0 || !c.monitor.UnderWay(r.domains))
-	ok = ok && (c.omit&omitSecondLook != 0 || c.counter.Load() == g ||
+	return ok && (c.omit&omitSecondLook != 0 || c.counter.Load() == g ||
 		c.omit&omitParity != 0 && c.counter.Load()&^hca.Unsettled == g&^hca.Unsettled)
-	if ok {
-		return r
-	}
-	c.undoHit(r)
-	return nil
 }

@@ -17,16 +17,22 @@ import (
 // key for each class in use that is large enough; which classes are in use is a
 // bit mask. Most programs use one to three.
 //
+// The table is made of groups of eight. A group has eight tags of one byte, in
+// one word, and eight pointers to Regions, in one cache line: a look-up compares
+// a word of tags at once, and follows a pointer only where the tag fits. So it
+// waits for two cache lines, one after the other: the pointer and the Region;
+// the tags of 65536 Regions fit in a second-level cache.
+//
 // Readers take no lock. What they rely on:
 //   - start, end and access of a Region never change, and a Region is never
 //     used again for something else (the garbage collector frees it), so what a
-//     reader finds in an entry is either right or fails the comparison;
-//   - the pointer is stored before the key, so a reader that sees the key sees
-//     a pointer: the one, or that of a later user of the entry, or nil;
-//   - a removed entry becomes a tombstone, so that probing goes on past it;
+//     reader finds behind a tag is either right or fails the comparison;
+//   - a pointer is stored before its tag; a removed one leaves a tombstone, so
+//     that probing goes on past it;
 //   - a table that grows is replaced by another, and the old one is left as it
 //     is: a reader in it may miss what is new and find what is dead. The dead
-//     bit catches the second, the slow path, which holds the lock, the first.
+//     bit catches the second, the slow path, which applies and looks under the
+//     lock, the first.
 type index struct {
 	table   atomic.Pointer[table]
 	classes atomic.Uint64 // bit c set: there are Regions of class c
@@ -37,77 +43,96 @@ type index struct {
 }
 
 type table struct {
-	entries []entry
-	mask    uint64
-	shift   uint
-	used    int // entries that are not empty, tombstones counted; guarded by Cache.mu
+	tags  []atomic.Uint64 // of a group: eight bytes, the first in the low bits
+	regs  []group
+	mask  uint64 // groups - 1
+	shift uint   // hash to group
+	used  int    // tags that are not empty, tombstones counted; guarded by Cache.mu
 }
 
-type entry struct {
-	key atomic.Uint64 // block and class; keyEmpty, keyGone
-	reg atomic.Pointer[Region]
-}
+type group [8]atomic.Pointer[Region]
 
 const (
-	keyEmpty = 0
-	keyGone  = 1
+	tagEmpty = 0x00 // ends a probe
+	tagGone  = 0x01 // a tombstone
+	tagUsed  = 0x80 // set in the tag of a Region; seven bits of the hash with it
 
-	minClass  = 6  // 64 bytes: below that, Regions share a class
-	maxClass  = 63 // a Region of the whole address space: two blocks
-	maxProbes = 32 // of one key by a reader, before it leaves it to the slow path
+	eachByte = 0x0101010101010101
+	highBits = 0x8080808080808080
+
+	minClass = 6  // 64 bytes: below that, Regions share a class
+	maxClass = 63 // a Region of the whole address space: two blocks
+
+	// A hit looks at this many groups of a key before it leaves it to the slow
+	// path; they are full only where many Regions of one size overlap.
+	maxGroups = 4
 )
 
 func classOf(length uint64) uint {
 	return min(max(uint(bits.Len64(length-1)), minClass), maxClass)
 }
 
-// keyOf is unique for class and block, and larger than keyGone: the class is
-// at least 6 and the block number leaves the six low bits free.
+// keyOf is unique for class and block.
 func keyOf(addr uint64, class uint) uint64 { return addr>>class<<6 | uint64(class) }
 
-func (t *table) slot(key uint64) uint64 { return key * 0x9E3779B97F4A7C15 >> t.shift }
-
-func newTable(size int) *table {
-	return &table{entries: make([]entry, size), mask: uint64(size - 1), shift: uint(64 - bits.Len64(uint64(size-1)))}
+// hashOf spreads a key: the high bits choose the group, the low seven the tag.
+func hashOf(key uint64) uint64 {
+	hi, lo := bits.Mul64(key, 0x9E3779B97F4A7C15)
+	return hi ^ lo
 }
 
-func (x *index) init() { x.table.Store(newTable(64)) }
+func tagOf(hash uint64) uint64 { return hash&0x7f | tagUsed }
+
+// zeroBytes sets the high bit of every byte of w that is zero. It may also set
+// that of a byte above one (a borrow), so a match has to be verified; whether
+// there is any is exact.
+func zeroBytes(w uint64) uint64 { return (w - eachByte) &^ w & highBits }
+
+func newTable(groups int) *table {
+	return &table{tags: make([]atomic.Uint64, groups), regs: make([]group, groups),
+		mask: uint64(groups - 1), shift: uint(64 - bits.Len64(uint64(groups-1)))}
+}
+
+func (x *index) init() { x.table.Store(newTable(8)) }
 
 // find looks for a Region that covers [addr, end) with at least the access. It
-// is the reader's side: no lock, bounded work, and nil proves nothing.
-func (x *index) find(addr, end uint64, a hca.Access) *Region {
+// is the readers' side: no lock, and nil proves nothing. It reads at most limit
+// groups of each key.
+func (x *index) find(addr, end uint64, a hca.Access, limit int) *Region {
 	t := x.table.Load()
-	classes := x.classes.Load() >> classOf(end-addr) << classOf(end-addr)
-	for ; classes != 0; classes &= classes - 1 {
-		key := keyOf(addr, uint(bits.TrailingZeros64(classes)))
-		i := t.slot(key)
-		for range maxProbes {
-			e := &t.entries[i&t.mask]
-			k := e.key.Load()
-			if k == key {
-				r := e.reg.Load()
+	c := classOf(end - addr)
+	for classes := x.classes.Load() >> c << c; classes != 0; classes &= classes - 1 {
+		h := hashOf(keyOf(addr, uint(bits.TrailingZeros64(classes))))
+		tag := tagOf(h) * eachByte
+		for i, n := h>>t.shift, 0; n < limit; i, n = i+1, n+1 {
+			w := t.tags[i&t.mask].Load()
+			for m := zeroBytes(w ^ tag); m != 0; m &= m - 1 {
+				r := t.regs[i&t.mask][bits.TrailingZeros64(m)>>3].Load()
 				if r != nil && r.start <= addr && end <= r.end && r.access&a == a {
 					return r
 				}
-			} else if k == keyEmpty {
+			}
+			if zeroBytes(w) != 0 {
 				break
 			}
-			i++
 		}
 	}
 	return nil
 }
 
-// each calls f for every Region under key until f says stop. Cache.mu is held.
+// each calls f for every Region that may stand under key (and perhaps for others
+// whose hash is alike) until f says stop. Cache.mu is held.
 func (t *table) each(key uint64, f func(*Region) bool) bool {
-	for i := t.slot(key); ; i++ {
-		e := &t.entries[i&t.mask]
-		switch e.key.Load() {
-		case key:
-			if !f(e.reg.Load()) {
+	h := hashOf(key)
+	for i := h >> t.shift; ; i++ {
+		w := t.tags[i&t.mask].Load()
+		for m := zeroBytes(w ^ tagOf(h)*eachByte); m != 0; m &= m - 1 {
+			j := bits.TrailingZeros64(m) >> 3
+			if byte(w>>(8*j)) == byte(tagOf(h)) && !f(t.regs[i&t.mask][j].Load()) {
 				return false
 			}
-		case keyEmpty:
+		}
+		if zeroBytes(w) != 0 {
 			return true
 		}
 	}
@@ -126,8 +151,21 @@ func (x *index) findAll(g hca.Range, f func(*Region) bool) {
 	}
 }
 
+// findLocked is find by the writers' side: nil means that there is none.
+// Cache.mu is held.
+func (x *index) findLocked(g hca.Range, a hca.Access) *Region {
+	var found *Region
+	x.findAll(g, func(r *Region) bool {
+		if r.access.Has(a) {
+			found = r
+		}
+		return found == nil
+	})
+	return found
+}
+
 // overlapping appends every Region that shares a byte with g to out. A Region
-// may be appended twice. Cache.mu is held.
+// may be appended more than once. Cache.mu is held.
 //
 // It probes every block of g in every class in use, or reads the whole table if
 // that is less.
@@ -138,25 +176,20 @@ func (x *index) overlapping(g hca.Range, out []*Region) []*Region {
 		c := uint(bits.TrailingZeros64(classes))
 		probes += (g.End()-1)>>c - g.Addr>>c + 1
 	}
-	if probes >= uint64(len(t.entries)) {
-		for i := range t.entries {
-			if k := t.entries[i].key.Load(); k > keyGone {
-				if r := t.entries[i].reg.Load(); r.Range().Overlaps(g) {
-					out = append(out, r)
-				}
-			}
+	keep := func(r *Region) bool {
+		if r.Range().Overlaps(g) {
+			out = append(out, r)
 		}
+		return true
+	}
+	if probes >= uint64(len(t.regs)) {
+		t.walk(func(r *Region, _ uint64) { keep(r) })
 		return out
 	}
 	for classes := x.classes.Load(); classes != 0; classes &= classes - 1 {
 		c := uint(bits.TrailingZeros64(classes))
 		for block, last := g.Addr>>c, (g.End()-1)>>c; ; block++ {
-			t.each(block<<6|uint64(c), func(r *Region) bool {
-				if r.Range().Overlaps(g) {
-					out = append(out, r)
-				}
-				return true
-			})
+			t.each(keyOf(block<<c, c), keep)
 			if block == last {
 				break
 			}
@@ -165,17 +198,27 @@ func (x *index) overlapping(g hca.Range, out []*Region) []*Region {
 	return out
 }
 
+// walk calls f for every entry of the table with its tag. Cache.mu is held.
+func (t *table) walk(f func(r *Region, tag uint64)) {
+	for i := range t.regs {
+		for m := t.tags[i].Load() & highBits; m != 0; m &= m - 1 {
+			j := bits.TrailingZeros64(m) >> 3
+			f(t.regs[i][j].Load(), t.tags[i].Load()>>(8*j)&0xff)
+		}
+	}
+}
+
 // all appends every Region in the index to out, once. Cache.mu is held.
 func (x *index) all(out []*Region) []*Region {
-	t := x.table.Load()
-	for i := range t.entries {
-		k := t.entries[i].key.Load()
-		if k <= keyGone {
-			continue
-		}
-		if r := t.entries[i].reg.Load(); k == keyOf(r.start, classOf(r.end-r.start)) {
+	seen := len(out)
+	x.table.Load().walk(func(r *Region, _ uint64) {
+		if !r.cold.listed {
+			r.cold.listed = true
 			out = append(out, r)
 		}
+	})
+	for _, r := range out[seen:] {
+		r.cold.listed = false
 	}
 	return out
 }
@@ -189,7 +232,7 @@ func (r *Region) keys() (first, last uint64) {
 // insert puts r in. Cache.mu is held.
 func (x *index) insert(r *Region) {
 	t := x.table.Load()
-	if (t.used+2)*2 > len(t.entries) {
+	if (t.used+2)*4 > len(t.regs)*8*3 { // at most three quarters full
 		t = x.rebuild()
 	}
 	c := classOf(r.end - r.start)
@@ -219,13 +262,13 @@ func (x *index) remove(r *Region) {
 	x.regions--
 }
 
-// rebuild makes a table without tombstones, at most a quarter full.
+// rebuild makes a table without tombstones, at most three eighths full.
 func (x *index) rebuild() *table {
-	size := 64
-	for size < (2*x.regions+2)*4 {
-		size *= 2
+	groups := 8
+	for groups*8*3 < (2*x.regions+2)*8 {
+		groups *= 2
 	}
-	t := newTable(size)
+	t := newTable(groups)
 	for _, r := range x.all(nil) {
 		first, last := r.keys()
 		t.put(first, r)
@@ -238,33 +281,40 @@ func (x *index) rebuild() *table {
 }
 
 func (t *table) put(key uint64, r *Region) {
-	for i := t.slot(key); ; i++ {
-		e := &t.entries[i&t.mask]
-		switch e.key.Load() {
-		case keyEmpty:
-			t.used++
-		case keyGone:
-		default:
+	h := hashOf(key)
+	for i := h >> t.shift; ; i++ {
+		w := t.tags[i&t.mask].Load()
+		free := ^w & highBits // tags without the high bit: empty or gone
+		if free == 0 {
 			continue
 		}
-		e.reg.Store(r)
-		e.key.Store(key)
+		j := bits.TrailingZeros64(free) >> 3
+		if byte(w>>(8*j)) == tagEmpty {
+			t.used++
+		}
+		t.regs[i&t.mask][j].Store(r)
+		t.tags[i&t.mask].Store(w&^(0xff<<(8*j)) | tagOf(h)<<(8*j))
 		return
 	}
 }
 
 func (t *table) drop(key uint64, r *Region) {
-	for i := t.slot(key); ; i++ {
-		e := &t.entries[i&t.mask]
-		if e.key.Load() == key && e.reg.Load() == r {
-			// A tombstone before an empty entry ends no probe: make it empty.
-			if t.entries[(i+1)&t.mask].key.Load() == keyEmpty {
-				e.key.Store(keyEmpty)
-				t.used--
-			} else {
-				e.key.Store(keyGone)
+	h := hashOf(key)
+	for i := h >> t.shift; ; i++ {
+		w := t.tags[i&t.mask].Load()
+		for m := zeroBytes(w ^ tagOf(h)*eachByte); m != 0; m &= m - 1 {
+			j := bits.TrailingZeros64(m) >> 3
+			if byte(w>>(8*j)) != byte(tagOf(h)) || t.regs[i&t.mask][j].Load() != r {
+				continue
 			}
-			e.reg.Store(nil)
+			// In a group that ends probes anyway no tombstone is needed.
+			gone := uint64(tagGone)
+			if zeroBytes(w) != 0 {
+				gone = tagEmpty
+				t.used--
+			}
+			t.tags[i&t.mask].Store(w&^(0xff<<(8*j)) | gone<<(8*j))
+			t.regs[i&t.mask][j].Store(nil)
 			return
 		}
 	}

@@ -51,7 +51,7 @@ func (c *Cache) eventLocked(e hca.Event) {
 	}
 	c.scratch = c.index.overlapping(e.Range, c.scratch[:0])
 	for _, r := range c.scratch {
-		if r.inIndex && r.check != checkNothing {
+		if r.cold.inIndex && r.check != checkNothing {
 			c.count.invalidations++
 			c.removeLocked(r)
 		}
@@ -68,14 +68,14 @@ func (c *Cache) removeLocked(r *Region) {
 		return
 	}
 	c.loose[r] = struct{}{}
-	c.usage.deadB += r.pinned
+	c.usage.deadB += r.cold.pinned
 }
 
 // unpublishLocked takes r out of the index and out of the recency list.
 func (c *Cache) unpublishLocked(r *Region) {
 	c.index.remove(r)
 	c.recency.lru.Remove(r)
-	r.inIndex = false
+	r.cold.inIndex = false
 }
 
 // buryLocked hands r, which the caller has claimed, to the reaper.
@@ -90,12 +90,12 @@ func (c *Cache) buryLocked(r *Region) {
 func (c *Cache) dieLocked(r *Region) {
 	if _, was := c.loose[r]; was {
 		delete(c.loose, r)
-		if r.why == hca.KeptAllRight {
-			c.usage.deadB -= r.pinned
+		if r.cold.why == hca.KeptAllRight {
+			c.usage.deadB -= r.cold.pinned
 		}
 	}
 	c.usage.dying++
-	c.usage.deadB += r.pinned
+	c.usage.deadB += r.cold.pinned
 	c.count.hits += hitsOf(r.state.Load())
 }
 
@@ -112,13 +112,13 @@ func (c *Cache) retire(r *Region) {
 // Cache.mu is not held.
 func (c *Cache) deregister(victims []*Region) {
 	for _, r := range victims {
-		err := c.backend.Deregister(r.mr)
-		r.keep = nil
+		err := c.backend.Deregister(r.cold.mr)
+		r.cold.keep = nil
 		c.mu.Lock()
 		c.usage.regions--
-		c.usage.bytes -= r.pinned
+		c.usage.bytes -= r.cold.pinned
 		c.usage.dying--
-		c.usage.deadB -= r.pinned
+		c.usage.deadB -= r.cold.pinned
 		if err == nil {
 			c.count.deregistrations++
 		} else {

@@ -30,7 +30,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 	freed := usage{}
 	for _, r := range victims {
 		freed.regions++
-		freed.bytes += r.pinned
+		freed.bytes += r.cold.pinned
 	}
 	c.replayLocked()
 	for {
@@ -47,7 +47,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 		c.dieLocked(r)
 		c.count.evictions++
 		freed.regions++
-		freed.bytes += r.pinned
+		freed.bytes += r.cold.pinned
 		victims = append(victims, r)
 	}
 }
@@ -70,7 +70,7 @@ func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 		}
 		c.dieLocked(r)
 		c.count.evictions++
-		freed += r.pinned
+		freed += r.cold.pinned
 		victims = append(victims, r)
 	}
 	return victims

@@ -39,7 +39,7 @@ func (c *Cache) touch(r *Region) {
 	}
 	for {
 		head := c.touched.Load()
-		r.touchNext = head
+		r.cold.next = head
 		if c.touched.CompareAndSwap(head, r) {
 			return
 		}
@@ -50,13 +50,13 @@ func (c *Cache) touch(r *Region) {
 func (c *Cache) replayLocked() {
 	var oldest *Region
 	for r := c.touched.Swap(nil); r != nil; {
-		next := r.touchNext
-		r.touchNext = oldest
+		next := r.cold.next
+		r.cold.next = oldest
 		oldest, r = r, next
 	}
 	for r := oldest; r != nil; {
-		next := r.touchNext
-		r.touchNext = nil
+		next := r.cold.next
+		r.cold.next = nil
 		c.recency.lru.Get(r) // moves it to the young end if it is in the list
 		r.state.Or(stCold)   // from here on it may be on the new list
 		r = next
@@ -98,7 +98,7 @@ func (c *Cache) unpark(r *Region) {
 }
 
 func (c *Cache) unparkLocked(r *Region) {
-	if r.state.And(^stParked)&stParked != 0 && r.inIndex {
+	if r.state.And(^stParked)&stParked != 0 && r.cold.inIndex {
 		c.recency.lru.Add(r, struct{}{})
 	}
 }

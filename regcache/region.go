@@ -10,8 +10,9 @@ import (
 // Region is a registration that its holder may use until Release. Several
 // holders of the same Region share the pointer.
 //
-// The first 64 bytes are all that a hit touches, and a Region is 128 bytes, so
-// that two Regions never share a cache line (a test checks both).
+// A Region is 64 bytes, one cache line, so that a hit touches one line of it and
+// two Regions never share one (a test checks the size). What a hit does not need
+// is in the cold part.
 type Region struct {
 	start, end uint64        // what the registration covers; immutable
 	state      atomic.Uint64 // see below
@@ -21,15 +22,19 @@ type Region struct {
 	kind       hca.MemKind   // immutable
 	check      check         // what a hit has to do; immutable
 	cache      *Cache        // immutable
-	mr         *hca.MR       // what to deregister; immutable
+	cold       *cold         // immutable
+}
 
-	// Cold from here on.
-	pinned    uint64         // bytes this counts against MaxBytes; immutable
-	keep      unsafe.Pointer // keeps held memory alive; dropped after deregistration by who claimed it
-	touchNext *Region        // next in the list of Regions hit since the last replay
-	inIndex   bool           // guarded by Cache.mu
-	why       hca.Unkept     // why it is used only once; immutable
-	_         [38]byte
+// cold is the part of a Region that no hit touches.
+type cold struct {
+	mr     *hca.MR        // what to deregister; immutable
+	pinned uint64         // bytes this counts against MaxBytes; immutable
+	keep   unsafe.Pointer // keeps held memory alive; dropped after deregistration by who claimed it
+	next   *Region        // next in the list of Regions hit since the last replay (recency.go)
+	// guarded by Cache.mu
+	inIndex bool
+	listed  bool // scratch of index.all
+	why     hca.Unkept
 }
 
 // check is what a hit on a Region has to prove.
@@ -95,7 +100,7 @@ func (r *Region) Kind() hca.MemKind { return r.kind }
 
 // UsedOnce says why the Region will be dropped at its last Release, or
 // hca.KeptAllRight if it was published.
-func (r *Region) UsedOnce() hca.Unkept { return r.why }
+func (r *Region) UsedOnce() hca.Unkept { return r.cold.why }
 
 // SGE is the scatter/gather element for b. It panics if b is not inside the
 // Region: the adapter would be told to use memory that was not registered.
