@@ -1,0 +1,128 @@
+//go:build linux && cgo && (amd64 || arm64 || riscv64 || loong64)
+
+package intercept
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/internal/childtest"
+)
+
+const rw = unix.PROT_READ | unix.PROT_WRITE
+
+// inChild runs body in a child process with a monitor on userfaultfd.
+func inChild(t *testing.T, body func(t *testing.T, m *Monitor)) {
+	t.Helper()
+	childtest.Run(t, 30*time.Second, nil, func(t *testing.T) {
+		m, err := Userfault()
+		require.NoError(t, err)
+		body(t, m)
+		require.NoError(t, m.kernel.fault())
+		require.NoError(t, m.Close())
+	})
+}
+
+// area is address space that nobody else uses: memory is mapped inside it with
+// MAP_FIXED, so that it has no neighbours and is where a test wants it.
+func area(t *testing.T, pages int) hca.Range {
+	t.Helper()
+	addr, err := rawMmap(0, uintptr(pages)*uintptr(pageSize), unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, -1, 0)
+	require.NoError(t, err)
+	return hca.Range{Addr: addr, Len: uint64(pages) * pageSize}
+}
+
+// part is some pages of a range.
+func part(r hca.Range, first, pages int) hca.Range {
+	return hca.Range{Addr: r.Addr + uint64(first)*pageSize, Len: uint64(pages) * pageSize}
+}
+
+// mapAt maps over r, writable, and touches every page.
+func mapAt(t *testing.T, r hca.Range, flags, fd int) {
+	t.Helper()
+	addr, err := rawMmap(r.Addr, uintptr(r.Len), rw, flags|unix.MAP_FIXED, fd, 0)
+	require.NoError(t, err)
+	require.Equal(t, r.Addr, addr)
+	for p := r.Addr; p < r.End(); p += pageSize {
+		poke(p, 0xa5)
+	}
+}
+
+const (
+	private = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	shared  = unix.MAP_SHARED | unix.MAP_ANONYMOUS
+)
+
+// poke and peek write and read memory at an address.
+func poke(addr uint64, b byte) { *(*byte)(pointer(addr)) = b }
+func peek(addr uint64) byte    { return *(*byte)(pointer(addr)) }
+
+// memory gives n pages of fresh private memory with a hole on either side.
+func memory(t *testing.T, n int) hca.Range {
+	t.Helper()
+	r := part(area(t, n+2), 1, n)
+	mapAt(t, r, private, -1)
+	return r
+}
+
+// memfd gives a file in memory of n pages.
+func memfd(t *testing.T, n int) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	require.NoError(t, err)
+	require.NoError(t, unix.Ftruncate(fd, int64(n)*int64(pageSize)))
+	return fd
+}
+
+// watched watches r and insists that it is foreign memory then.
+func watched(t *testing.T, m *Monitor, r hca.Range) hca.Watch {
+	t.Helper()
+	w := m.Watch(r)
+	require.Equal(t, hca.MemForeign, w.Kind, "%v", w.Why)
+	require.NotZero(t, w.Domains)
+	return w
+}
+
+// during runs do and gives every event that arrived by its end. That nothing
+// else arrived is known without waiting: an event that is caused afterwards on
+// each descriptor ends the list.
+func during(t *testing.T, m *Monitor, do func()) []hca.Event {
+	t.Helper()
+	// Every second page of a reserve, so that none is next to another: which
+	// descriptor one falls to depends on its address.
+	reserve := area(t, 512)
+	c := m.newCursor()
+	do()
+	var last hca.Range
+	all := uint32(1)<<len(m.kernel.fds) - 1
+	for i, seen := 0, uint32(0); seen != all; i += 2 {
+		require.Less(t, i, 512)
+		last = part(reserve, i, 1)
+		mapAt(t, last, private, -1)
+		seen |= watched(t, m, last).Domains
+		_, err := rawMmap(last.Addr, uintptr(pageSize), unix.PROT_NONE, private|unix.MAP_FIXED, -1, 0)
+		require.NoError(t, err)
+	}
+	settle(t, m)
+	var out []hca.Event
+	var buf [3]hca.Event // small, so that Next is called more than once
+	ended := false
+	for n := c.next(buf[:]); n > 0; n = c.next(buf[:]) {
+		for _, ev := range buf[:n] {
+			ended = ended || ev.Range == last
+			if !reserve.Contains(ev.Range) {
+				out = append(out, ev)
+			}
+		}
+	}
+	require.True(t, ended, "the event that was caused last did not arrive")
+	return out
+}
+
+func unmapEvent(r hca.Range) hca.Event   { return hca.Event{Range: r, Cause: hca.CauseUnmap} }
+func discardEvent(r hca.Range) hca.Event { return hca.Event{Range: r, Cause: hca.CauseDiscard} }
+func remapEvent(r hca.Range) hca.Event   { return hca.Event{Range: r, Cause: hca.CauseRemap} }
