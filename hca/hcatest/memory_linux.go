@@ -2,6 +2,7 @@ package hcatest
 
 import (
 	"testing"
+	"unsafe"
 
 	"example.com/holdfast/hca"
 	"github.com/stretchr/testify/require"
@@ -47,4 +48,14 @@ func Remap(t testing.TB, m []byte) {
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, ^uintptr(0), 0)
 	require.Zero(t, errno)
 	require.EqualValues(t, r.Addr, got)
+}
+
+// mincore says which pages of m are in memory.
+func mincore(m, vec []byte) error {
+	r := hca.RangeOf(m)
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(r.Addr), uintptr(r.Len), uintptr(unsafe.Pointer(&vec[0])))
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }

@@ -1,0 +1,82 @@
+package hcatest
+
+import (
+	"testing"
+
+	"example.com/holdfast/hca"
+)
+
+// Open makes a pair of devices that can reach each other, and closes them at
+// the end of the test with require.NoError: a device that answers ErrBusy then
+// has lost something.
+type Open func(t *testing.T) (a, b hca.Device)
+
+// Run runs the suite. Each part opens devices of its own.
+func Run(t *testing.T, open Open) {
+	for _, group := range []struct {
+		name  string
+		parts []part
+	}{
+		{"Register", registerParts},
+		{"Transfer", transferParts},
+		{"Refuse", refuseParts},
+		{"Queue", queueParts},
+		{"OnDemand", onDemandParts},
+		{"Post", postParts},
+		{"Close", closeParts},
+	} {
+		t.Run(group.name, func(t *testing.T) {
+			for _, p := range group.parts {
+				t.Run(p.name, func(t *testing.T) {
+					a, b := open(t)
+					if why := p.needs.missing(a.Attr()); why != "" {
+						t.Skipf("%s (%s) %s", a.Attr().Name, a.Attr().Form, why)
+					}
+					p.run(t, a, b)
+				})
+			}
+		})
+	}
+}
+
+// part is one test of the suite and what a device must be able to do for it.
+type part struct {
+	name  string
+	needs need
+	run   func(t *testing.T, a, b hca.Device)
+}
+
+// need is a set of capabilities.
+type need struct {
+	ops          hca.ODPOps // on-demand memory in these operations of RC
+	implicit     bool       // one registration of the whole address space
+	prefetch     bool       // Advise
+	stale        bool       // pins that outlive the mapping
+	writingPins  bool       // pins need writable memory
+	ordinaryPins bool       // they do not
+}
+
+func (n need) missing(a hca.Attr) string {
+	switch {
+	case !a.ODP.RC.Has(n.ops):
+		return "has no on-demand paging for this operation"
+	case n.implicit && !a.ODP.Implicit:
+		return "cannot register the whole address space"
+	case n.prefetch && !a.ODP.Prefetch:
+		return "cannot prefetch"
+	case n.stale && !a.StalePins:
+		return "does not keep pages of memory that was unmapped"
+	case n.writingPins && !a.PinsForWriting:
+		return "pins for reading too"
+	case n.ordinaryPins && a.PinsForWriting:
+		return "pins always for writing"
+	}
+	return ""
+}
+
+// fill writes a pattern that differs from that of other seeds everywhere.
+func fill(b []byte, seed byte) {
+	for i := range b {
+		b[i] = byte(i) ^ byte(i>>8)*3 ^ byte(i>>16)*5 ^ seed
+	}
+}
