@@ -13,6 +13,7 @@ import (
 	"example.com/holdfast/bench/internal/memory"
 	"example.com/holdfast/bench/internal/pingpong"
 	"example.com/holdfast/bench/internal/rig"
+	"example.com/holdfast/hca"
 )
 
 // stuck is how long a sample may take before it is given up: far more than any
@@ -35,71 +36,122 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 	fmt.Fprintf(out, "\n# t is half a repetition: registering, moving and, where buffers are new each time,\n"+
 		"# mapping and unmapping them. Filling and checking every byte is not in it.\n")
 
-	var table compare.Table
-	game := pingpong.Game{}
-	wrong := 0
+	r := run{o: o, rig: g, out: out, prog: prog}
 	for _, backend := range o.backends {
 		for _, kind := range o.buffers {
-			w, err := series(o, g, &game, backend, kind, &table, out, prog)
-			wrong += w
-			if err != nil {
+			if err := r.series(backend, kind); err != nil {
 				return fmt.Errorf("%s with %v buffers: %w", backend, kind, err)
 			}
 		}
 	}
 	prog.clear()
-	table.Write(out)
-	if c := table.Conclude(); c != "" {
-		fmt.Fprintf(out, "\n# %s\n", c)
-	}
-	if wrong == 0 {
-		fmt.Fprintf(out, "# Every byte of every message was checked: none was wrong.\n")
+	r.table.Write(out)
+	fmt.Fprintln(out)
+	for _, text := range []string{r.table.Conclude(), r.checked()} {
+		for _, line := range wrap(text, 98) {
+			fmt.Fprintf(out, "# %s\n", line)
+		}
 	}
 	imb.WriteFoot(out)
-	if wrong > 0 {
-		return fmt.Errorf("%d bytes arrived wrong", wrong)
+	if r.wrong > 0 {
+		return fmt.Errorf("%d bytes arrived wrong", r.wrong)
 	}
 	return nil
 }
 
-// series is one block of rows: a backend with one kind of buffers.
-func series(o *options, g *rig.Rig, game *pingpong.Game, backend string, kind memory.Kind,
-	table *compare.Table, out *output, prog progress) (wrong int, err error) {
-	pair, err := g.NewPair(backend)
+// run is one run of a benchmark with all its series.
+type run struct {
+	o     *options
+	rig   *rig.Rig
+	out   *output
+	prog  progress
+	game  pingpong.Game
+	table compare.Table
+	wrong int // bytes
+	unrun int // samples for which there was no memory
+}
+
+// checked says what came of checking the bytes.
+func (r *run) checked() string {
+	text := "Every byte of every message was checked: none was wrong."
+	if r.wrong > 0 {
+		text = fmt.Sprintf("Every byte of every message was checked: %d were wrong.", r.wrong)
+	}
+	if r.unrun > 0 {
+		text += fmt.Sprintf(" %d samples did not run: the memory could not be pinned.", r.unrun)
+	}
+	return text
+}
+
+// wrap breaks text into lines of at most width bytes where words allow it.
+func wrap(text string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && len(line)+1+len(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// series is one block of rows: a backend with one kind of buffers. Where the
+// memory for a size cannot be pinned, its row says so, and so do those of the
+// larger ones.
+func (r *run) series(backend string, kind memory.Kind) (err error) {
+	pair, err := r.rig.NewPair(backend)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { err = errors.Join(err, pair.Close()) }()
-	fmt.Fprintf(out, "\n# Backend               : %s (%s)\n# Buffers               : %v\n", backend, pair.Name, kind)
-	imb.WriteTitle(out, "PingPong")
+	fmt.Fprintf(r.out, "\n# Backend               : %s (%s)\n# Buffers               : %v\n", backend, pair.Name, kind)
+	imb.WriteTitle(r.out, "PingPong")
 	prev := 0
-	for _, size := range o.msglog.Sizes() {
-		prog.show("%s, %v buffers, %d bytes", backend, kind, size)
-		s, err := sample(o, g, game, pair, kind, size, prev)
-		if err != nil {
-			return wrong, err
+	noMemory := ""
+	for _, size := range r.o.msglog.Sizes() {
+		if noMemory == "" {
+			r.prog.show("%s, %v buffers, %d bytes", backend, kind, size)
+			s, err := r.sample(pair, kind, size, prev)
+			switch {
+			case errors.Is(err, hca.ErrNoMemory):
+				noMemory = err.Error()
+			case err != nil:
+				return err
+			default:
+				prev = s.N
+				imb.WriteRow(r.out, size, s.N, s.Avg)
+				if s.Wrong > 0 {
+					r.wrong += s.Wrong
+					fmt.Fprintf(r.out, "# %d bytes arrived wrong\n", s.Wrong)
+				}
+				r.table.Add(backend, kind.String(), size, s.Median)
+				continue
+			}
 		}
-		prev = s.N
-		imb.WriteRow(out, size, s.N, s.Avg)
-		if s.Wrong > 0 {
-			wrong += s.Wrong
-			fmt.Fprintf(out, "# %d bytes arrived wrong\n", s.Wrong)
-		}
-		table.Add(backend, kind.String(), size, s.Median)
+		imb.WriteRowOutOfMem(r.out, size, noMemory)
+		r.unrun++
 	}
-	return wrong, nil
+	return nil
 }
 
 // sample measures one size: a few repetitions to see how long one takes, then
 // as many as the policy says.
-func sample(o *options, g *rig.Rig, game *pingpong.Game, pair *rig.Pair, kind memory.Kind, size, prev int) (s pingpong.Sample, err error) {
-	for i := range game.Ranks {
-		src, err := memory.NewSource(g.Mapper, kind, size, rig.PoolPairs)
+func (r *run) sample(pair *rig.Pair, kind memory.Kind, size, prev int) (s pingpong.Sample, err error) {
+	for i := range r.game.Ranks {
+		src, err := memory.NewSource(r.rig.Mapper, kind, size, rig.PoolPairs)
 		if err != nil {
 			return s, err
 		}
 		defer func() { err = errors.Join(err, src.Close()) }()
-		game.Ranks[i] = pingpong.Rank{End: pair.Ends[i], Buffers: src}
+		r.game.Ranks[i] = pingpong.Rank{End: pair.Ends[i], Buffers: src}
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), stuck,
 		fmt.Errorf("no progress with messages of %d bytes for %v", size, stuck))
@@ -107,14 +159,14 @@ func sample(o *options, g *rig.Rig, game *pingpong.Game, pair *rig.Pair, kind me
 	runtime.GC() // so that none falls into the sample
 	// A few repetitions tell how long one takes, the untimed steps included,
 	// and warm up.
-	test := min(10, o.iter.Select(size))
+	test := min(10, r.o.iter.Select(size))
 	start := time.Now()
-	first, err := game.Play(ctx, 0, test)
+	first, err := r.game.Play(ctx, 0, test)
 	if err != nil {
 		return s, err
 	}
-	n := o.iter.Dynamic(size, prev, o.secs, time.Since(start).Seconds()/float64(test))
-	s, err = game.Play(ctx, max(0, imb.WarmUp(n)-test), n)
+	n := r.o.iter.Dynamic(size, prev, r.o.secs, time.Since(start).Seconds()/float64(test))
+	s, err = r.game.Play(ctx, max(0, imb.WarmUp(n)-test), n)
 	s.Wrong += first.Wrong
 	return s, err
 }

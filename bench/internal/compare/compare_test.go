@@ -38,8 +38,9 @@ func TestTable(t *testing.T) {
 }
 
 func TestConclude(t *testing.T) {
-	require.Equal(t, "pin is faster than direct with same 0.25x; makes no difference with fresh 1.05x. "+
-		"odp makes no difference with same 1.00x; is slower with fresh 2.00x.", filled().Conclude())
+	require.Equal(t, "Against direct, pin saves time with same (0.25x) and makes no difference with fresh (1.05x); "+
+		"odp makes no difference with same (1.00x) and costs time with fresh (2.00x); "+
+		"the fastest over all of it is pin (0.51x).", filled().Conclude())
 }
 
 func TestNothingToCompare(t *testing.T) {

@@ -114,12 +114,19 @@ func (t *Table) ratio(b, kind string, size int) (float64, bool) {
 }
 
 // mean is the geometric mean of ratio over the sizes shown.
-func (t *Table) mean(b, kind string) (float64, bool) {
+func (t *Table) mean(b, kind string) (float64, bool) { return t.meanOf(b, []string{kind}) }
+
+// overall is the same over all kinds of buffers.
+func (t *Table) overall(b string) (float64, bool) { return t.meanOf(b, t.buffers) }
+
+func (t *Table) meanOf(b string, kinds []string) (float64, bool) {
 	sum, n := 0.0, 0
-	for _, s := range t.Sizes() {
-		if r, ok := t.ratio(b, kind, s); ok && r > 0 {
-			sum += math.Log(r)
-			n++
+	for _, kind := range kinds {
+		for _, s := range t.Sizes() {
+			if r, ok := t.ratio(b, kind, s); ok && r > 0 {
+				sum += math.Log(r)
+				n++
+			}
 		}
 	}
 	return math.Exp(sum / float64(n)), n > 0

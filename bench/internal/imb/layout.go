@@ -61,5 +61,11 @@ func WriteRow(w io.Writer, size, repetitions int, usec float64) {
 	fmt.Fprintf(w, "%13d%13d%13.2f%13.2f\n", size, repetitions, usec, rate)
 }
 
+// WriteRowOutOfMem writes a row for a size that could not be run for want of
+// memory, in the words of IMB and with our own reason.
+func WriteRowOutOfMem(w io.Writer, size int, why string) {
+	fmt.Fprintf(w, "%13d out-of-mem.; %s\n", size, why)
+}
+
 // WriteFoot writes the end of the output.
 func WriteFoot(w io.Writer) { fmt.Fprintf(w, "\n\n# All processes entering MPI_Finalize\n\n") }

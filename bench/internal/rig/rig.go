@@ -66,8 +66,8 @@ func Open() (g *Rig, err error) {
 func (g *Rig) Lines() [][2]string {
 	at := g.Devices[0].Attr()
 	source := g.Monitor.String()
-	if why := g.Monitor.Lesser(); why != nil {
-		source += "; buffers are mapped through it (" + why.Error() + ")"
+	if g.Monitor.Lesser() != nil {
+		source += "; buffers are mapped through it"
 	}
 	return [][2]string{
 		{"Devices", at.Name + " and " + g.Devices[1].Attr().Name + ": " + at.Form},

@@ -26,9 +26,9 @@ type Case struct {
 // Cases are all of them, in the order in which they are shown.
 func Cases() []Case {
 	return []Case{
-		{"mapped memory", "munmap, and mmap at the same address again", 1000, mapped},
-		{"Go heap", "dropped, given back to the kernel by the scavenger, and allocated again", 25, goHeap},
-		{"another thread", "munmap, and another thread maps memory at the address as soon as it is free", 1000, takenOver},
+		{"mapped memory", "munmap, and mmap at the same address again", 500, mapped},
+		{"Go heap", "dropped, given back to the kernel by the scavenger, and allocated again", 40, goHeap},
+		{"another thread", "munmap, and another thread maps memory at the address as soon as it is free", 500, takenOver},
 	}
 }
 
@@ -49,7 +49,7 @@ func mapped(_ context.Context, s *stage, rounds int) (transfers int, err error) 
 		if err := l.round(place); err != nil {
 			return transfers, errors.Join(err, s.mapper.Unmap(place))
 		}
-		transfers += 2
+		transfers += perRound
 		if err := s.mapper.Unmap(place); err != nil {
 			return transfers, err
 		}
@@ -58,7 +58,7 @@ func mapped(_ context.Context, s *stage, rounds int) (transfers int, err error) 
 }
 
 // heapBuffers is how many buffers are in use together in one round of goHeap.
-const heapBuffers = 16
+const heapBuffers = 8
 
 // goHeap allocates buffers, uses them, and drops them all at once. Then the
 // runtime is asked to give what is free back to the kernel, as its scavenger
@@ -75,7 +75,7 @@ func goHeap(_ context.Context, s *stage, rounds int) (transfers int, err error) 
 			if err := l.round(bufs[i]); err != nil {
 				return transfers, err
 			}
-			transfers += 2
+			transfers += perRound
 		}
 		runtime.KeepAlive(bufs)
 		debug.FreeOSMemory()
@@ -112,7 +112,7 @@ func takenOver(ctx context.Context, s *stage, rounds int) (transfers int, err er
 					cancel(errs[i])
 					return
 				}
-				count[i] += 2
+				count[i] += perRound
 			}
 		})
 	}

@@ -17,6 +17,8 @@ type naive struct {
 
 	mu   sync.Mutex
 	kept map[hca.Range]*hca.MR
+	hits uint64
+	made uint64
 }
 
 var _ msg.Registrar = (*naive)(nil)
@@ -38,12 +40,23 @@ func (n *naive) Acquire(b []byte, _ hca.Access) (msg.Registration, error) {
 			return msg.Registration{}, err
 		}
 		n.kept[r] = mr
+		n.made++
+	} else {
+		n.hits++
 	}
 	return msg.Registration{LKey: mr.LKey, RKey: mr.RKey, MR: mr}, nil
 }
 
 // Release keeps it.
 func (n *naive) Release(msg.Registration) error { return nil }
+
+// stats are how many registrations it made and how often it answered with one
+// that it had.
+func (n *naive) stats() (made, hits uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.made, n.hits
+}
 
 // Close deregisters everything.
 func (n *naive) Close() error {

@@ -16,7 +16,9 @@ import (
 // Outcome is what a loop showed.
 type Outcome struct {
 	Transfers int
-	Wrong     int // of these, silently
+	Wrong     int    // of these, silently
+	Made      uint64 // registrations of the cache under test
+	Hits      uint64 // times it answered with one that it had
 }
 
 // keptRegions is how many registrations regcache may keep here: so few that
@@ -30,16 +32,23 @@ const keptRegions = 32
 func Run(ctx context.Context, g *rig.Rig, c Case, rounds int, interception bool) (o Outcome, err error) {
 	s := &stage{ctx: ctx, dev: g.Devices, mapper: g.Mapper}
 	s.peerReg = msg.Direct{Backend: pinbackend.New(s.dev[1])}
-	var closeCache func() error
+	var (
+		closeCache func() error
+		stats      func() (made, hits uint64)
+	)
 	if interception {
 		cache, err := regcache.New(pinbackend.New(s.dev[0]), regcache.Config{Monitor: g.Monitor, MaxRegions: keptRegions})
 		if err != nil {
 			return Outcome{}, err
 		}
 		s.reg, closeCache = msg.Cached{Cache: cache}, cache.Close
+		stats = func() (made, hits uint64) {
+			st := cache.Stats()
+			return st.Registrations, st.Hits
+		}
 	} else {
 		n := newNaive(pinbackend.New(s.dev[0]))
-		s.reg, closeCache = n, n.Close
+		s.reg, closeCache, stats = n, n.Close, n.stats
 	}
 	o.Transfers, err = c.run(ctx, s, rounds)
 	for _, l := range s.links {
@@ -49,6 +58,7 @@ func Run(ctx context.Context, g *rig.Rig, c Case, rounds int, interception bool)
 			err = errors.Join(err, e)
 		}
 	}
+	o.Made, o.Hits = stats()
 	if err = errors.Join(err, closeCache()); err != nil {
 		return o, fmt.Errorf("%s: %w", c.Name, err)
 	}

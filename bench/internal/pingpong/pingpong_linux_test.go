@@ -1,0 +1,160 @@
+package pingpong
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/holdfast/bench/internal/memory"
+	"example.com/holdfast/bench/internal/msg"
+	"example.com/holdfast/hca"
+	"example.com/holdfast/hcasim"
+	"example.com/holdfast/internal/childtest"
+	"example.com/holdfast/pinbackend"
+)
+
+const limit = 60 * time.Second
+
+// game is a game of two ranks on live devices, with buffers of n bytes; wrap
+// may put something around the registrar of rank 1.
+func game(t *testing.T, k memory.Kind, n int, wrap func(msg.Registrar) msg.Registrar) *Game {
+	t.Helper()
+	f, err := hcasim.NewFabric(hcasim.FabricConfig{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	g := &Game{}
+	for i := range g.Ranks {
+		dev, err := hcasim.Open(hcasim.Live{Fabric: f})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, dev.Close()) })
+		var reg msg.Registrar = msg.Direct{Backend: pinbackend.New(dev)}
+		if i == 1 && wrap != nil {
+			reg = wrap(reg)
+		}
+		end, err := msg.NewEndpoint(dev, reg)
+		require.NoError(t, err)
+		src, err := memory.NewSource(memory.Raw{}, k, n, 3)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, src.Close()) })
+		g.Ranks[i] = Rank{End: end, Buffers: src}
+	}
+	t.Cleanup(func() { require.NoError(t, errors.Join(g.Ranks[0].End.Close(), g.Ranks[1].End.Close())) })
+	require.NoError(t, msg.Join(g.Ranks[0].End, g.Ranks[1].End))
+	return g
+}
+
+func TestPlay(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		for _, k := range memory.Kinds() {
+			for _, n := range []int{0, 1, 5000, 1 << 18} {
+				g := game(t, k, n, nil)
+				for range 2 {
+					seed := g.Seed
+					s, err := g.Play(context.Background(), 3, 20)
+					require.NoError(t, err)
+					require.Equal(t, 20, s.N)
+					require.Zero(t, s.Wrong, "%v buffers of %d bytes", k, n)
+					require.Positive(t, s.Avg)
+					require.Positive(t, s.Median)
+					require.Equal(t, seed+46, g.Seed, "no pattern comes twice")
+				}
+			}
+		}
+	})
+}
+
+// spoiling changes one byte of what was received, every third time.
+type spoiling struct {
+	msg.Registrar
+	count int
+	last  []byte
+}
+
+func (s *spoiling) Acquire(b []byte, a hca.Access) (msg.Registration, error) {
+	s.last = nil
+	if a.Has(hca.RemoteWrite) {
+		if s.count++; s.count%3 == 0 {
+			s.last = b
+		}
+	}
+	return s.Registrar.Acquire(b, a)
+}
+
+func (s *spoiling) Release(r msg.Registration) error {
+	if s.last != nil {
+		s.last[len(s.last)-1]++
+	}
+	return s.Registrar.Release(r)
+}
+
+func TestWrongBytesAreCounted(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		g := game(t, memory.Same, 5000, func(r msg.Registrar) msg.Registrar { return &spoiling{Registrar: r} })
+		s, err := g.Play(context.Background(), 6, 9)
+		require.NoError(t, err)
+		require.Equal(t, 5, s.Wrong, "one byte in each third of 15 repetitions, warm-up included")
+	})
+}
+
+// failing fails from some time on.
+type failing struct {
+	msg.Registrar
+	left atomic.Int64
+	err  error
+}
+
+func (f *failing) Acquire(b []byte, a hca.Access) (msg.Registration, error) {
+	if f.left.Add(-1) < 0 {
+		return msg.Registration{}, f.err
+	}
+	return f.Registrar.Acquire(b, a)
+}
+
+func TestAnErrorOfOneRankEndsBoth(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		for _, k := range memory.Kinds() {
+			for _, good := range []int64{0, 1, 6, 7} {
+				want := &hca.OpError{Op: "register", Err: hca.ErrNoMemory}
+				g := game(t, k, 5000, func(r msg.Registrar) msg.Registrar {
+					f := &failing{Registrar: r, err: want}
+					f.left.Store(good)
+					return f
+				})
+				_, err := g.Play(context.Background(), 0, 1000)
+				require.ErrorIs(t, err, hca.ErrNoMemory, "the first error, not its echo")
+				require.ErrorContains(t, err, "rank 1")
+			}
+		}
+	})
+}
+
+func TestTheContextEndsAGame(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		g := game(t, memory.Same, 8, nil)
+		cause := errors.New("enough")
+		ctx, cancel := context.WithTimeoutCause(context.Background(), 20*time.Millisecond, cause)
+		defer cancel()
+		_, err := g.Play(ctx, 0, 1<<30)
+		require.ErrorIs(t, err, cause)
+	})
+}
+
+func TestSummary(t *testing.T) {
+	us := func(ds ...int) (out []time.Duration) {
+		for _, d := range ds {
+			out = append(out, time.Duration(d)*time.Microsecond)
+		}
+		return out
+	}
+	s := summary([2][]time.Duration{us(10, 20, 90), us(12, 18, 30)}, 7)
+	require.Equal(t, 3, s.N)
+	require.Equal(t, 7, s.Wrong)
+	require.Equal(t, 20.0, s.Avg, "the slower rank's 120 us for 6 messages")
+	require.Equal(t, 10.0, s.Median, "half of the middle one of 12, 20, 90")
+	s = summary([2][]time.Duration{us(10, 20), us(10, 20)}, 0)
+	require.Equal(t, 7.5, s.Median)
+}
