@@ -22,7 +22,7 @@ import (
 // hca.ErrBadAddress, hca.ErrAccess, hca.ErrTooLong, and hca.ErrNoMemory or
 // hca.ErrNoKeys once nothing but Regions in use is left to give back.
 func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
-	if r := c.hit(g.Addr, g.Addr+g.Len, a, maxGroups); r != nil {
+	if r := c.hit(g.Addr, g.Addr+g.Len, a, maxProbes); r != nil {
 		return r, nil
 	}
 	return c.get(g, a, nil)
@@ -38,7 +38,7 @@ func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
 func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	addr := uint64(uintptr(p))
-	if r := c.hit(addr, addr+uint64(len(b)), a, maxGroups); r != nil {
+	if r := c.hit(addr, addr+uint64(len(b)), a, maxProbes); r != nil {
 		return r, nil
 	}
 	g := hca.Range{Addr: addr, Len: uint64(len(b))}

@@ -11,24 +11,26 @@ import (
 // table as a rule, however many Regions there are.
 //
 // A Region of length n belongs to the size class c with 2^(c-1) < n <= 2^c, and
-// stands in the table under each aligned block of 2^c bytes that it touches:
-// one or two. A Region that covers [addr, end) touches the block of addr in its
-// class, and its class is at least that of the range, so a look-up probes one
-// key for each class in use that is large enough; which classes are in use is a
-// bit mask. Most programs use one to three.
+// stands in the table under the aligned block of 2^c bytes in which it starts. A
+// Region that covers addr starts in the block of addr in its class or in the one
+// before, because it is no longer than a block; and its class is at least that
+// of the range asked for. So a look-up probes, for each class in use that is
+// large enough, the block of addr, which finds every Region that is asked for by
+// its start, and then the block before. Which classes are in use is a bit mask;
+// most programs use one to three.
 //
-// The table is made of groups of eight. A group has eight tags of one byte, in
-// one word, and eight pointers to Regions, in one cache line: a look-up compares
-// a word of tags at once, and follows a pointer only where the tag fits. So it
-// waits for two cache lines, one after the other: the pointer and the Region;
-// the tags of 65536 Regions fit in a second-level cache.
+// An entry is a key and a pointer to the Region, 16 bytes. A hit waits for two
+// cache lines, one after the other: the entry and the Region. That it needs few
+// instructions besides matters as much: with many Regions its time is that of
+// the cache misses, and the processor overlaps those of the next hits as far as
+// it can look ahead.
 //
 // Readers take no lock. What they rely on:
 //   - start, end and access of a Region never change, and a Region is never
 //     used again for something else (the garbage collector frees it), so what a
-//     reader finds behind a tag is either right or fails the comparison;
-//   - a pointer is stored before its tag; a removed one leaves a tombstone, so
-//     that probing goes on past it;
+//     reader finds in an entry is either right or fails the comparison;
+//   - a pointer is stored before its key; a removed entry becomes a tombstone,
+//     so that probing goes on past it;
 //   - a table that grows is replaced by another, and the old one is left as it
 //     is: a reader in it may miss what is new and find what is dead. The dead
 //     bit catches the second, the slow path, which applies and looks under the
@@ -43,96 +45,95 @@ type index struct {
 }
 
 type table struct {
-	tags  []atomic.Uint64 // of a group: eight bytes, the first in the low bits
-	regs  []group
-	mask  uint64 // groups - 1
-	shift uint   // hash to group
-	used  int    // tags that are not empty, tombstones counted; guarded by Cache.mu
+	entries []entry
+	mask    uint64
+	shift   uint // hash to entry
+	used    int  // entries that are not empty, tombstones counted; guarded by Cache.mu
 }
 
-type group [8]atomic.Pointer[Region]
+type entry struct {
+	key atomic.Uint64
+	reg atomic.Pointer[Region]
+}
 
 const (
-	tagEmpty = 0x00 // ends a probe
-	tagGone  = 0x01 // a tombstone
-	tagUsed  = 0x80 // set in the tag of a Region; seven bits of the hash with it
-
-	eachByte = 0x0101010101010101
-	highBits = 0x8080808080808080
+	keyEmpty = 0 // ends a probe
+	keyGone  = 1 // a tombstone
 
 	minClass = 6  // 64 bytes: below that, Regions share a class
-	maxClass = 63 // a Region of the whole address space: two blocks
+	maxClass = 63 // a Region of the whole address space
 
-	// A hit looks at this many groups of a key before it leaves it to the slow
-	// path; they are full only where many Regions of one size overlap.
-	maxGroups = 4
+	// A hit looks at this many entries for a key before it leaves it to the
+	// slow path; there are more only where many Regions of one size overlap.
+	maxProbes = 32
 )
 
 func classOf(length uint64) uint {
 	return min(max(uint(bits.Len64(length-1)), minClass), maxClass)
 }
 
-// keyOf is unique for class and block.
-func keyOf(addr uint64, class uint) uint64 { return addr>>class<<6 | uint64(class) }
+// keyOf is unique for class and block, and larger than keyGone: the class is at
+// least 6 and the block number leaves the six low bits free.
+func keyOf(addr uint64, class uint) uint64 { return addr>>(class&63)<<6 | uint64(class) }
 
-// hashOf spreads a key: the high bits choose the group, the low seven the tag.
-func hashOf(key uint64) uint64 {
-	hi, lo := bits.Mul64(key, 0x9E3779B97F4A7C15)
-	return hi ^ lo
+// before is the key of the block before, in the same class. Before the first
+// block comes the last of all, which is empty.
+func before(key uint64) uint64 { return key - 1<<6 }
+
+// slot spreads keys over the table (Fibonacci hashing: the high bits of the
+// product depend on all of the key).
+func (t *table) slot(key uint64) uint64 { return key * 0x9E3779B97F4A7C15 >> (t.shift & 63) }
+
+func newTable(size int) *table {
+	return &table{entries: make([]entry, size), mask: uint64(size - 1), shift: uint(64 - bits.Len64(uint64(size-1)))}
 }
 
-func tagOf(hash uint64) uint64 { return hash&0x7f | tagUsed }
-
-// zeroBytes sets the high bit of every byte of w that is zero. It may also set
-// that of a byte above one (a borrow), so a match has to be verified; whether
-// there is any is exact.
-func zeroBytes(w uint64) uint64 { return (w - eachByte) &^ w & highBits }
-
-func newTable(groups int) *table {
-	return &table{tags: make([]atomic.Uint64, groups), regs: make([]group, groups),
-		mask: uint64(groups - 1), shift: uint(64 - bits.Len64(uint64(groups-1)))}
-}
-
-func (x *index) init() { x.table.Store(newTable(8)) }
+func (x *index) init() { x.table.Store(newTable(64)) }
 
 // find looks for a Region that covers [addr, end) with at least the access. It
 // is the readers' side: no lock, and nil proves nothing. It reads at most limit
-// groups of each key.
+// entries for each key.
 func (x *index) find(addr, end uint64, a hca.Access, limit int) *Region {
 	t := x.table.Load()
 	c := classOf(end - addr)
-	for classes := x.classes.Load() >> c << c; classes != 0; classes &= classes - 1 {
-		h := hashOf(keyOf(addr, uint(bits.TrailingZeros64(classes))))
-		tag := tagOf(h) * eachByte
-		for i, n := h>>t.shift, 0; n < limit; i, n = i+1, n+1 {
-			w := t.tags[i&t.mask].Load()
-			for m := zeroBytes(w ^ tag); m != 0; m &= m - 1 {
-				r := t.regs[i&t.mask][bits.TrailingZeros64(m)>>3].Load()
-				if r != nil && r.start <= addr && end <= r.end && r.access&a == a {
-					return r
-				}
-			}
-			if zeroBytes(w) != 0 {
-				break
-			}
+	large := x.classes.Load() >> (c & 63) << (c & 63)
+	for classes := large; classes != 0; classes &= classes - 1 {
+		if r := t.probe(keyOf(addr, uint(bits.TrailingZeros64(classes))), addr, end, a, limit); r != nil {
+			return r
+		}
+	}
+	for classes := large; classes != 0; classes &= classes - 1 {
+		if r := t.probe(before(keyOf(addr, uint(bits.TrailingZeros64(classes)))), addr, end, a, limit); r != nil {
+			return r
 		}
 	}
 	return nil
 }
 
-// each calls f for every Region that may stand under key (and perhaps for others
-// whose hash is alike) until f says stop. Cache.mu is held.
+func (t *table) probe(key, addr, end uint64, a hca.Access, limit int) *Region {
+	for i := t.slot(key); limit > 0; i, limit = i+1, limit-1 {
+		e := &t.entries[i&t.mask]
+		switch e.key.Load() {
+		case key:
+			if r := e.reg.Load(); r != nil && r.start <= addr && end <= r.end && r.access&a == a {
+				return r
+			}
+		case keyEmpty:
+			return nil
+		}
+	}
+	return nil
+}
+
+// each calls f for every Region under key until f says stop. Cache.mu is held.
 func (t *table) each(key uint64, f func(*Region) bool) bool {
-	h := hashOf(key)
-	for i := h >> t.shift; ; i++ {
-		w := t.tags[i&t.mask].Load()
-		for m := zeroBytes(w ^ tagOf(h)*eachByte); m != 0; m &= m - 1 {
-			j := bits.TrailingZeros64(m) >> 3
-			if byte(w>>(8*j)) == byte(tagOf(h)) && !f(t.regs[i&t.mask][j].Load()) {
+	for i := t.slot(key); ; i++ {
+		switch e := &t.entries[i&t.mask]; e.key.Load() {
+		case key:
+			if !f(e.reg.Load()) {
 				return false
 			}
-		}
-		if zeroBytes(w) != 0 {
+		case keyEmpty:
 			return true
 		}
 	}
@@ -143,9 +144,10 @@ func (t *table) each(key uint64, f func(*Region) bool) bool {
 func (x *index) findAll(g hca.Range, f func(*Region) bool) {
 	t := x.table.Load()
 	low := classOf(g.Len)
+	covers := func(r *Region) bool { return !r.Range().Contains(g) || f(r) }
 	for classes := x.classes.Load() >> low << low; classes != 0; classes &= classes - 1 {
 		key := keyOf(g.Addr, uint(bits.TrailingZeros64(classes)))
-		if !t.each(key, func(r *Region) bool { return !r.Range().Contains(g) || f(r) }) {
+		if !t.each(key, covers) || !t.each(before(key), covers) {
 			return
 		}
 	}
@@ -164,75 +166,62 @@ func (x *index) findLocked(g hca.Range, a hca.Access) *Region {
 	return found
 }
 
-// overlapping appends every Region that shares a byte with g to out. A Region
-// may be appended more than once. Cache.mu is held.
+// overlapping appends every Region that shares a byte with g to out. Cache.mu
+// is held.
 //
-// It probes every block of g in every class in use, or reads the whole table if
-// that is less.
+// It probes every block of g, and the one before, in every class in use, or
+// reads the whole table if that is less.
 func (x *index) overlapping(g hca.Range, out []*Region) []*Region {
 	t := x.table.Load()
-	probes := uint64(0)
-	for classes := x.classes.Load(); classes != 0; classes &= classes - 1 {
-		c := uint(bits.TrailingZeros64(classes))
-		probes += (g.End()-1)>>c - g.Addr>>c + 1
-	}
 	keep := func(r *Region) bool {
 		if r.Range().Overlaps(g) {
 			out = append(out, r)
 		}
 		return true
 	}
-	if probes >= uint64(len(t.regs)) {
-		t.walk(func(r *Region, _ uint64) { keep(r) })
+	probes := uint64(0)
+	for classes := x.classes.Load(); classes != 0; classes &= classes - 1 {
+		c := uint(bits.TrailingZeros64(classes))
+		probes += (g.End()-1)>>c - g.Addr>>c + 2
+	}
+	if probes >= uint64(len(t.entries)) {
+		t.walk(keep)
 		return out
 	}
 	for classes := x.classes.Load(); classes != 0; classes &= classes - 1 {
 		c := uint(bits.TrailingZeros64(classes))
-		for block, last := g.Addr>>c, (g.End()-1)>>c; ; block++ {
-			t.each(keyOf(block<<c, c), keep)
-			if block == last {
-				break
-			}
+		key, last := before(keyOf(g.Addr, c)), keyOf(g.End()-1, c)
+		for t.each(key, keep); key != last; t.each(key, keep) {
+			key += 1 << 6
 		}
 	}
 	return out
 }
 
-// walk calls f for every entry of the table with its tag. Cache.mu is held.
-func (t *table) walk(f func(r *Region, tag uint64)) {
-	for i := range t.regs {
-		for m := t.tags[i].Load() & highBits; m != 0; m &= m - 1 {
-			j := bits.TrailingZeros64(m) >> 3
-			f(t.regs[i][j].Load(), t.tags[i].Load()>>(8*j)&0xff)
+// walk calls f for every Region in the table until f says stop. Cache.mu is held.
+func (t *table) walk(f func(r *Region) bool) {
+	for i := range t.entries {
+		if t.entries[i].key.Load() > keyGone && !f(t.entries[i].reg.Load()) {
+			return
 		}
 	}
 }
 
-// all appends every Region in the index to out, once. Cache.mu is held.
+// all appends every Region in the index to out. Cache.mu is held.
 func (x *index) all(out []*Region) []*Region {
-	seen := len(out)
-	x.table.Load().walk(func(r *Region, _ uint64) {
-		if !r.cold.listed {
-			r.cold.listed = true
-			out = append(out, r)
-		}
+	x.table.Load().walk(func(r *Region) bool {
+		out = append(out, r)
+		return true
 	})
-	for _, r := range out[seen:] {
-		r.cold.listed = false
-	}
 	return out
 }
 
-// keys gives the one or two keys of r.
-func (r *Region) keys() (first, last uint64) {
-	c := classOf(r.end - r.start)
-	return keyOf(r.start, c), keyOf(r.end-1, c)
-}
+func (r *Region) key() uint64 { return keyOf(r.start, classOf(r.end-r.start)) }
 
 // insert puts r in. Cache.mu is held.
 func (x *index) insert(r *Region) {
 	t := x.table.Load()
-	if (t.used+2)*4 > len(t.regs)*8*3 { // at most three quarters full
+	if (t.used+1)*2 > len(t.entries) {
 		t = x.rebuild()
 	}
 	c := classOf(r.end - r.start)
@@ -240,21 +229,12 @@ func (x *index) insert(r *Region) {
 		x.classes.Store(x.classes.Load() | 1<<c)
 	}
 	x.regions++
-	first, last := r.keys()
-	t.put(first, r)
-	if last != first {
-		t.put(last, r)
-	}
+	t.put(r)
 }
 
 // remove takes r out, which must be in. It allocates nothing. Cache.mu is held.
 func (x *index) remove(r *Region) {
-	t := x.table.Load()
-	first, last := r.keys()
-	t.drop(first, r)
-	if last != first {
-		t.drop(last, r)
-	}
+	x.table.Load().drop(r)
 	c := classOf(r.end - r.start)
 	if x.perClass[c]--; x.perClass[c] == 0 {
 		x.classes.Store(x.classes.Load() &^ (1 << c))
@@ -262,60 +242,51 @@ func (x *index) remove(r *Region) {
 	x.regions--
 }
 
-// rebuild makes a table without tombstones, at most three eighths full.
+// rebuild makes a table without tombstones, a quarter to three eighths full: a
+// full table of the next size up is half full again before it is rebuilt.
 func (x *index) rebuild() *table {
-	groups := 8
-	for groups*8*3 < (2*x.regions+2)*8 {
-		groups *= 2
+	size := 64
+	for size*3 < (x.regions+1)*8 {
+		size *= 2
 	}
-	t := newTable(groups)
-	for _, r := range x.all(nil) {
-		first, last := r.keys()
-		t.put(first, r)
-		if last != first {
-			t.put(last, r)
-		}
-	}
+	t := newTable(size)
+	x.table.Load().walk(func(r *Region) bool { t.put(r); return true })
 	x.table.Store(t)
 	return t
 }
 
-func (t *table) put(key uint64, r *Region) {
-	h := hashOf(key)
-	for i := h >> t.shift; ; i++ {
-		w := t.tags[i&t.mask].Load()
-		free := ^w & highBits // tags without the high bit: empty or gone
-		if free == 0 {
+func (t *table) put(r *Region) {
+	key := r.key()
+	for i := t.slot(key); ; i++ {
+		e := &t.entries[i&t.mask]
+		switch e.key.Load() {
+		case keyEmpty:
+			t.used++
+		case keyGone:
+		default:
 			continue
 		}
-		j := bits.TrailingZeros64(free) >> 3
-		if byte(w>>(8*j)) == tagEmpty {
-			t.used++
-		}
-		t.regs[i&t.mask][j].Store(r)
-		t.tags[i&t.mask].Store(w&^(0xff<<(8*j)) | tagOf(h)<<(8*j))
+		e.reg.Store(r)
+		e.key.Store(key)
 		return
 	}
 }
 
-func (t *table) drop(key uint64, r *Region) {
-	h := hashOf(key)
-	for i := h >> t.shift; ; i++ {
-		w := t.tags[i&t.mask].Load()
-		for m := zeroBytes(w ^ tagOf(h)*eachByte); m != 0; m &= m - 1 {
-			j := bits.TrailingZeros64(m) >> 3
-			if byte(w>>(8*j)) != byte(tagOf(h)) || t.regs[i&t.mask][j].Load() != r {
-				continue
-			}
-			// In a group that ends probes anyway no tombstone is needed.
-			gone := uint64(tagGone)
-			if zeroBytes(w) != 0 {
-				gone = tagEmpty
-				t.used--
-			}
-			t.tags[i&t.mask].Store(w&^(0xff<<(8*j)) | gone<<(8*j))
-			t.regs[i&t.mask][j].Store(nil)
-			return
+func (t *table) drop(r *Region) {
+	key := r.key()
+	for i := t.slot(key); ; i++ {
+		e := &t.entries[i&t.mask]
+		if e.key.Load() != key || e.reg.Load() != r {
+			continue
 		}
+		// A tombstone just before an empty entry ends no probe.
+		if t.entries[(i+1)&t.mask].key.Load() == keyEmpty {
+			e.key.Store(keyEmpty)
+			t.used--
+		} else {
+			e.key.Store(keyGone)
+		}
+		e.reg.Store(nil)
+		return
 	}
 }

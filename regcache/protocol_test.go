@@ -27,7 +27,7 @@ func scripts() []script {
 	g := at(0, 1)
 	// look does one try of the lock-free path and gives back what it got.
 	look := func(c *Cache) bool {
-		r := c.hit(g.Addr, g.End(), 0, maxGroups)
+		r := c.hit(g.Addr, g.End(), 0, maxProbes)
 		if r == nil {
 			return false
 		}
@@ -101,12 +101,12 @@ func TestUndoneHit(t *testing.T) {
 	r := mustGet(t, c, at(0, 1), 0)
 	r.Release()
 	m.underWay.Store(true)
-	require.Nil(t, c.hit(at(0, 1).Addr, at(0, 1).End(), 0, maxGroups))
+	require.Nil(t, c.hit(at(0, 1).Addr, at(0, 1).End(), 0, maxProbes))
 	m.underWay.Store(false)
 	w := r.state.Load()
 	require.Zero(t, w&(stRefs|stHits))
 	// The same while it dies: who undoes last hands it over.
-	r2 := c.index.find(at(0, 1).Addr, at(0, 1).End(), 0, maxGroups)
+	r2 := c.index.find(at(0, 1).Addr, at(0, 1).End(), 0, maxProbes)
 	require.Same(t, r, r2)
 	r2.state.Add(stHit + stRef) // a hit that has come as far as step 4
 	m.event(at(0, 1))

@@ -33,7 +33,6 @@ type cold struct {
 	next   *Region        // next in the list of Regions hit since the last replay (recency.go)
 	// guarded by Cache.mu
 	inIndex bool
-	listed  bool // scratch of index.all
 	why     hca.Unkept
 }
 

@@ -1,0 +1,5 @@
+//go:build race
+
+package regcache_test
+
+const raceDetector = true
