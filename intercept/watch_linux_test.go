@@ -1,0 +1,367 @@
+//go:build linux && cgo && (amd64 || arm64 || riscv64 || loong64)
+
+package intercept
+
+import (
+	"bytes"
+	"fmt"
+	"math/bits"
+	"os"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/uffd"
+	"example.com/holdfast/internal/childtest"
+)
+
+func mappings(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	return bytes.Count(b, []byte("\n"))
+}
+
+// Watching a range inside a mapping splits nothing: the mapping is watched.
+func TestWatch_WholeMapping(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 64)
+		_, before, _ := m.kernel.scanner.Armed(a.Addr, a.End())
+		require.False(t, before)
+		n := mappings(t)
+		watched(t, m, part(a, 20, 2))
+		require.Equal(t, n, mappings(t))
+		require.True(t, m.kernel.armed(a.Addr, a.End()))
+		require.Equal(t, hca.MemForeign, m.Kind(a), "known without having been asked for")
+	})
+}
+
+// What is known costs no system call: it works where ioctl is forbidden.
+func TestWatch_KnownAsksNobody(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a, b := memory(t, 64), memory(t, 1)
+		w := watched(t, m, part(a, 20, 2))
+		childtest.Forbid(t, unix.SYS_IOCTL)
+		require.Equal(t, hca.UnkeptRefused, m.Watch(b).Why)
+		for i := range 64 {
+			require.Equal(t, w, m.Watch(part(a, i, 1)))
+		}
+		require.True(t, m.UnderWay(w.Domains), "a probe that cannot be made proves nothing")
+	})
+}
+
+func TestWatch_Hole(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 8)
+		require.NoError(t, rawMunmap(part(a, 3, 1).Addr, uintptr(pageSize)))
+		require.Equal(t, hca.Watch{Kind: hca.MemUnknown, Why: hca.UnkeptNotMapped}, m.Watch(a))
+		watched(t, m, part(a, 0, 3))
+		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(a, 3, 1)).Why)
+		// What is mapped into the hole later is not watched, and known not to be.
+		mapAt(t, part(a, 3, 1), private, -1)
+		require.False(t, m.kernel.armed(a.Addr, a.End()))
+		require.Equal(t, hca.MemUnknown, m.Kind(a))
+		watched(t, m, a)
+		require.Equal(t, []hca.Event{unmapEvent(part(a, 3, 1))}, during(t, m, func() {
+			require.NoError(t, rawMunmap(part(a, 3, 1).Addr, uintptr(pageSize)))
+		}))
+		require.Equal(t, hca.MemUnknown, m.Kind(a))
+	})
+}
+
+// A hole that opens and closes all the time. Whenever Watch says foreign and
+// the checks that it asks for hold, every page is watched.
+func TestWatch_HoleRace(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 8)
+		hole := part(a, 3, 1)
+		var turn sync.Mutex // held by whoever needs the address space to stand still
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				turn.Lock()
+				rawMunmap(hole.Addr, uintptr(hole.Len))
+				turn.Unlock()
+				turn.Lock()
+				_, err := rawMmap(hole.Addr, uintptr(hole.Len), rw, private|unix.MAP_FIXED_NOREPLACE, -1, 0)
+				turn.Unlock()
+				if err != nil {
+					panic(err)
+				}
+			}
+		}()
+		var claims, refused int
+		for began := time.Now(); (claims < 2000 || refused < 200) && time.Since(began) < 8*time.Second; {
+			g := m.counter.Load()
+			if g&hca.Unsettled != 0 {
+				continue
+			}
+			w := m.Watch(a)
+			if w.Kind != hca.MemForeign {
+				refused++
+				continue
+			}
+			turn.Lock()
+			if !m.UnderWay(w.Domains) && m.counter.Load() == g {
+				claims++
+				if !m.kernel.armed(a.Addr, a.End()) {
+					turn.Unlock()
+					t.Fatal("said to be watched throughout, nothing happened since, and it is not")
+				}
+			}
+			turn.Unlock()
+		}
+		close(stop)
+		wg.Wait()
+		t.Logf("%d times watched throughout, %d times not", claims, refused)
+		require.Positive(t, claims)
+		require.Positive(t, refused)
+	})
+}
+
+// A range over mappings on several descriptors names them all, and each probe
+// is asked.
+func TestWatch_SpansDescriptors(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		const n = 16
+		a := memory(t, n)
+		for i := 1; i < n; i += 2 { // mappings that cannot merge
+			require.NoError(t, unix.Mprotect(unsafe.Slice((*byte)(pointer(part(a, i, 1).Addr)), pageSize), unix.PROT_READ))
+		}
+		w := watched(t, m, a)
+		require.Greater(t, bits.OnesCount32(w.Domains), 1)
+		var sum uint32
+		for i := range n {
+			one := watched(t, m, part(a, i, 1))
+			require.Equal(t, 1, bits.OnesCount32(one.Domains))
+			sum |= one.Domains
+		}
+		require.Equal(t, w.Domains, sum)
+		require.False(t, m.UnderWay(w.Domains))
+		// One munmap over all of them is one event for each descriptor.
+		require.Len(t, during(t, m, func() { require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len))) }), bits.OnesCount32(sum))
+	})
+}
+
+// The pieces of a mapping that was split are found on its descriptor, wherever
+// they start.
+func TestWatch_SplitMapping(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 33)
+		w := watched(t, m, a)
+		for i := 1; i < 33; i += 2 {
+			require.NoError(t, rawMunmap(part(a, i, 1).Addr, uintptr(pageSize)))
+		}
+		settle(t, m)
+		m.kernel.catchUp()
+		m.kernel.known.clear() // as if forgotten
+		for i := 0; i < 33; i += 2 {
+			require.Equal(t, w, watched(t, m, part(a, i, 1)))
+		}
+	})
+}
+
+func TestWatch_ReadOnlySharedFile(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		fd := memfd(t, 2)
+		ro, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		addr, err := rawMmap(0, uintptr(2*pageSize), unix.PROT_READ, unix.MAP_SHARED, ro, 0)
+		require.NoError(t, err)
+		require.Equal(t, hca.Watch{Kind: hca.MemUnknown, Why: hca.UnkeptRefused}, m.Watch(hca.Range{Addr: addr, Len: 2 * pageSize}))
+	})
+}
+
+// One mapping has one userfaultfd: memory that another one in the process
+// watches is unknown until that is closed.
+func TestWatch_OtherUserfaultfd(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 2)
+		other, err := uffd.Open(uffd.UserModeOnly)
+		require.NoError(t, err)
+		require.NoError(t, uffd.Enable(other, uffd.FeatureWPAsync|uffd.FeatureWPUnpop))
+		require.NoError(t, uffd.Register(other, a.Addr, a.End()))
+		require.Equal(t, hca.Watch{Kind: hca.MemUnknown, Why: hca.UnkeptRefused}, m.Watch(a))
+		require.NoError(t, unix.Close(other))
+		watched(t, m, a)
+	})
+}
+
+// Memory on which somebody's discard was seen is not kept, until its owner
+// says so, or until it is mapped anew.
+func TestWatch_ForeignDiscard(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 8)
+		one := part(a, 3, 1)
+		doubtful := hca.Watch{Kind: hca.MemUnknown, Why: hca.UnkeptDiscardSeen}
+		foul := func() { require.NoError(t, rawMadvise(one.Addr, uintptr(one.Len), unix.MADV_DONTNEED)); settle(t, m) }
+
+		watched(t, m, a)
+		foul()
+		require.Equal(t, doubtful, m.Watch(a))
+		require.Equal(t, hca.MemUnknown, m.Kind(one))
+		watched(t, m, part(a, 4, 4))
+		require.NoError(t, m.Settled(part(a, 4, 4)))
+		require.Equal(t, doubtful, m.Watch(a), "another part was settled")
+		require.NoError(t, m.Settled(one))
+		watched(t, m, a)
+
+		foul()
+		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
+		mapAt(t, a, private, -1)
+		settle(t, m)
+		watched(t, m, a)
+
+		foul()
+		mapAt(t, part(a, 2, 3), private, -1)
+		settle(t, m)
+		watched(t, m, a)
+
+		// Mapped anew, watched and discarded anew.
+		mapAt(t, a, private, -1)
+		settle(t, m)
+		watched(t, m, a)
+		foul()
+		require.Equal(t, doubtful, m.Watch(a))
+		// Moving it does not clear the old place of doubt, nor spread it.
+		to := area(t, 8)
+		_, err := rawMremap(a.Addr, uintptr(a.Len), uintptr(a.Len), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Addr)
+		require.NoError(t, err)
+		watched(t, m, to)
+	})
+}
+
+// The monitor's own discards are settled when they return; what others
+// discarded before stays in doubt.
+func TestWatch_OwnDiscard(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 8)
+		watched(t, m, a)
+		require.Len(t, during(t, m, func() { require.NoError(t, m.Advise(part(a, 2, 4), unix.MADV_DONTNEED)) }), 2, "announced and reported")
+		require.Zero(t, peek(part(a, 2, 1).Addr))
+		watched(t, m, a)
+
+		one := part(a, 3, 1)
+		require.NoError(t, rawMadvise(one.Addr, uintptr(one.Len), unix.MADV_DONTNEED))
+		require.NoError(t, m.Advise(a, unix.MADV_DONTNEED))
+		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(a).Why)
+		watched(t, m, part(a, 0, 3))
+		watched(t, m, part(a, 4, 4))
+	})
+}
+
+// When the monitor itself falls behind, memory that is watched is in doubt,
+// and memory that is mapped later is not.
+func TestWatch_AfterLoss(t *testing.T) {
+	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+		m, err := UserfaultConfig(Config{Ring: 64})
+		require.NoError(t, err)
+		a, b := memory(t, 2), memory(t, 2)
+		watched(t, m, a)
+		m.kernel.mu.Lock() // the goroutine that catches up cannot
+		for range 100 {
+			require.NoError(t, rawMadvise(a.Addr, uintptr(a.Len), unix.MADV_DONTNEED))
+		}
+		m.kernel.mu.Unlock()
+		settle(t, m)
+		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(a).Why)
+		watched(t, m, b)
+		require.NoError(t, m.Settled(a))
+		watched(t, m, a)
+		require.NoError(t, m.Close())
+	})
+}
+
+// However many places are discarded, what is remembered of it is bounded, and
+// memory elsewhere is kept.
+func TestWatch_DoubtIsBounded(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		const n = 3 * maxTaint
+		before := m.Stats().Discards
+		a, other := memory(t, 2*n), memory(t, 4)
+		watched(t, m, a)
+		watched(t, m, other)
+		for i := range n {
+			require.NoError(t, rawMadvise(part(a, 2*i, 1).Addr, uintptr(pageSize), unix.MADV_DONTNEED))
+		}
+		settle(t, m)
+		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(part(a, 0, 1)).Why)
+		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(part(a, 2*n-2, 1)).Why)
+		require.LessOrEqual(t, m.Stats().Taints, maxTaint)
+		watched(t, m, other)
+		require.Equal(t, before+n, m.Stats().Discards)
+		// Memory that is gone is forgotten first.
+		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
+		b := memory(t, 2*n)
+		watched(t, m, b)
+		for i := range maxTaint / 2 {
+			require.NoError(t, rawMadvise(part(b, 4*i, 1).Addr, uintptr(pageSize), unix.MADV_DONTNEED))
+		}
+		settle(t, m)
+		watched(t, m, part(b, 2, 1))
+	})
+}
+
+// Strict: memory mapped through the monitor is watched like any other, so a
+// raw munmap of it is seen.
+func TestStrict(t *testing.T) {
+	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+		for _, strict := range []bool{false, true} {
+			m, err := UserfaultConfig(Config{Strict: strict})
+			require.NoError(t, err)
+			b, err := m.Mmap(-1, 0, int(4*pageSize), rw, shared)
+			require.NoError(t, err)
+			r := hca.RangeOf(b)
+			if strict {
+				watched(t, m, r)
+				require.NoError(t, m.Madvise(b, unix.MADV_DONTNEED))
+				watched(t, m, r)
+			} else {
+				require.Equal(t, hca.Watch{Kind: hca.MemOwned}, m.Watch(r))
+			}
+			events := during(t, m, func() { require.NoError(t, rawMunmap(r.Addr, uintptr(r.Len))) })
+			if strict {
+				require.Equal(t, []hca.Event{unmapEvent(r)}, events)
+			} else {
+				require.Empty(t, events, "the contract is broken and nobody knows")
+			}
+			require.NoError(t, m.Close())
+		}
+	})
+}
+
+// Watching is not neutral, and this is how: a neighbour that is mapped later
+// does not merge with watched memory, so what spans both cannot be moved.
+func TestWatchingChanges_MremapOverNeighbour(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		for _, watch := range []bool{false, true} {
+			space := area(t, 4)
+			a := part(space, 1, 1)
+			mapAt(t, a, private, -1)
+			if watch {
+				watched(t, m, a)
+			}
+			mapAt(t, part(space, 2, 1), private, -1)
+			to := area(t, 2)
+			_, err := rawMremap(a.Addr, uintptr(2*pageSize), uintptr(2*pageSize), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Addr)
+			if watch {
+				require.ErrorIs(t, err, unix.EFAULT)
+			} else {
+				require.NoError(t, err)
+			}
+		}
+	})
+}
