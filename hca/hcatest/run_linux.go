@@ -1,7 +1,6 @@
 package hcatest
 
 import (
-	"flag"
 	"testing"
 
 	"example.com/holdfast/hca"
@@ -20,11 +19,7 @@ type Differs struct{ Part, Why string }
 
 // Run runs the suite. Each part opens devices of its own.
 func Run(t *testing.T, open Open, known ...Differs) {
-	differs := map[string]string{}
-	for _, k := range known {
-		differs[k.Part] = k.Why
-	}
-	for _, group := range []struct {
+	groups := []struct {
 		name  string
 		parts []part
 	}{
@@ -35,26 +30,32 @@ func Run(t *testing.T, open Open, known ...Differs) {
 		{"OnDemand", onDemandParts},
 		{"Post", postParts},
 		{"Close", closeParts},
-	} {
-		t.Run(group.name, func(t *testing.T) {
-			for _, p := range group.parts {
-				full := group.name + "/" + p.name
+	}
+	why := map[string]string{} // of every part; empty: nothing known
+	for _, g := range groups {
+		for _, p := range g.parts {
+			why[g.name+"/"+p.name] = ""
+		}
+	}
+	for _, k := range known {
+		require.Contains(t, why, k.Part, "no such part")
+		why[k.Part] = k.Why
+	}
+	for _, g := range groups {
+		t.Run(g.name, func(t *testing.T) {
+			for _, p := range g.parts {
 				t.Run(p.name, func(t *testing.T) {
-					if why, ok := differs[full]; ok {
-						delete(differs, full)
-						t.Skipf("known to differ: %s", why)
+					if w := why[g.name+"/"+p.name]; w != "" {
+						t.Skipf("known to differ: %s", w)
 					}
 					a, b := open(t)
-					if why := p.needs.missing(a.Attr()); why != "" {
-						t.Skipf("%s (%s) %s", a.Attr().Name, a.Attr().Form, why)
+					if w := p.needs.missing(a.Attr()); w != "" {
+						t.Skipf("%s cannot: %s", a.Attr().Name, w)
 					}
 					p.run(t, a, b)
 				})
 			}
 		})
-	}
-	if flag.Lookup("test.run").Value.String() == "" {
-		require.Empty(t, differs, "these parts are named and do not exist")
 	}
 }
 
