@@ -31,6 +31,10 @@ type kernel struct {
 	reader  *reader.Reader
 	workers sync.WaitGroup
 
+	// ended is raised before descriptors are closed, under mu, so that who holds
+	// mu and sees it low may use them.
+	ended atomic.Bool
+
 	// mu guards what is known of the address space. It is held over the
 	// system calls of Watch; nobody on the path of an event takes it.
 	mu      sync.Mutex
@@ -39,7 +43,6 @@ type kernel struct {
 	buf     [64]hca.Event
 	known   spans // mapped without a hole and watched, until an event touches it
 	taint   spans // a discard was seen, and nothing tells when it was done
-	stopped bool  // the descriptors are closed
 	noQuery bool  // the kernel has no PROCMAP_QUERY: read the whole list
 }
 
@@ -90,7 +93,7 @@ func (k *kernel) catchUp() {
 
 // apply brings known and taint up to the ring. The caller holds mu.
 func (k *kernel) apply() {
-	if k.stopped {
+	if k.ended.Load() {
 		return
 	}
 	for {
@@ -149,13 +152,20 @@ func (k *kernel) tainted(lo, hi uint64) []span {
 func (k *kernel) settle(lo, hi uint64, keep []span) error {
 	// What was delivered is in the ring once the counter has been settled for
 	// one moment. The reader is between the two for less than a microsecond.
+	r := hca.Range{Addr: lo, Len: hi - lo}
 	for began := time.Now(); k.counter.Load()&hca.Unsettled != 0; runtime.Gosched() {
-		if time.Since(began) > time.Second {
-			return &hca.OpError{Op: "settle", Range: hca.Range{Addr: lo, Len: hi - lo}, Detail: "events kept coming", Err: hca.ErrAgain}
+		switch {
+		case k.ended.Load() || k.fault() != nil:
+			return &hca.OpError{Op: "settle", Range: r, Err: hca.ErrClosed}
+		case time.Since(began) > patience:
+			return &hca.OpError{Op: "settle", Range: r, Detail: "events kept coming", Err: hca.ErrAgain}
 		}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.ended.Load() {
+		return &hca.OpError{Op: "settle", Range: r, Err: hca.ErrClosed}
+	}
 	k.apply()
 	k.taint.cut(lo, hi)
 	for _, s := range keep {
@@ -170,14 +180,14 @@ func (k *kernel) knows(lo, hi uint64) bool {
 	defer k.mu.Unlock()
 	k.apply()
 	_, ok := k.known.covers(lo, hi)
-	return ok && !k.taint.touches(lo, hi)
+	return ok && !k.taint.touches(lo, hi) && k.fault() == nil
 }
 
 // watch is Watch for memory that is not owned; lo and hi are whole pages.
 func (k *kernel) watch(lo, hi uint64) hca.Watch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.stopped {
+	if k.ended.Load() || k.fault() != nil {
 		return unknown(hca.UnkeptNoSource)
 	}
 	why := hca.UnkeptUnsettled

@@ -149,7 +149,7 @@ func openError(err error) error {
 // descriptors itself, so that nobody is left waiting for an event to be read.
 func (k *kernel) stop() {
 	k.mu.Lock()
-	k.stopped = true
+	k.ended.Store(true)
 	k.mu.Unlock()
 	k.reader.Stop()
 	k.closeFiles()

@@ -81,7 +81,8 @@ func (m *Monitor) Kind(r hca.Range) hca.MemKind {
 // registrations of it are made. Memory on which a foreign discard was seen is
 // not kept until then, because the kernel tells when a discard begins and not
 // when it is done. hca.ErrInvalid for a range that is not valid; hca.ErrAgain
-// if events kept coming for a second, and nothing changed.
+// if events kept coming for a second, and nothing changed; hca.ErrClosed after
+// Close.
 func (m *Monitor) Settled(r hca.Range) error {
 	if !r.Valid() {
 		return &hca.OpError{Op: "settle", Range: r, Err: hca.ErrInvalid}

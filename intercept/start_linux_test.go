@@ -1,0 +1,252 @@
+//go:build linux && cgo && (amd64 || arm64 || riscv64 || loong64)
+
+package intercept
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/uffd"
+	"example.com/holdfast/internal/childtest"
+)
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	e, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(e)
+}
+
+// readers counts the reader threads of this process.
+func readers(t *testing.T) int {
+	t.Helper()
+	names, err := filepath.Glob("/proc/self/task/*/comm")
+	require.NoError(t, err)
+	n := 0
+	for _, name := range names {
+		if b, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(b), "holdfast") {
+			n++
+		}
+	}
+	return n
+}
+
+func TestStartAndClose(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		// The poller of the runtime comes with the first monitor and stays.
+		m, err := Userfault()
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+		fds, goroutines := descriptors(t), runtime.NumGoroutine()
+		for _, cfg := range []Config{{}, {Descriptors: 1}, {Descriptors: 32, Ring: 64}, {Strict: true}} {
+			m, err := UserfaultConfig(cfg)
+			require.NoError(t, err)
+			require.Equal(t, 1, readers(t))
+			require.Contains(t, m.String(), "userfaultfd")
+			f, err := m.Subscribe(nil)
+			require.NoError(t, err)
+			r, err := m.Exercise()
+			require.NoError(t, err)
+			settle(t, m)
+			require.Equal(t, []hca.Event{unmapEvent(r)}, drain(f))
+			require.ErrorIs(t, m.Close(), hca.ErrBusy)
+			require.Equal(t, 1, m.Stats().Feeds)
+			require.NoError(t, f.Close())
+			require.NoError(t, m.Close())
+			require.ErrorIs(t, m.Close(), hca.ErrClosed)
+			require.Contains(t, m.String(), "closed")
+			require.Zero(t, readers(t))
+			require.Equal(t, fds, descriptors(t))
+			require.Equal(t, goroutines, runtime.NumGoroutine())
+		}
+	})
+}
+
+// A source that delivers nothing, or not everything, is found out at start and
+// leaves nothing behind. The kernel makes one if it is not asked for events.
+func TestSilentSourceIsRefused(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		m, err := Userfault()
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+		fds, goroutines := descriptors(t), runtime.NumGoroutine()
+		for missing, word := range map[uint64]string{
+			uffd.FeatureEventUnmap | uffd.FeatureEventRemap | uffd.FeatureEventRemove: "madvise(MADV_DONTNEED): no discard event arrived",
+			uffd.FeatureEventRemove: "madvise(MADV_DONTNEED): no discard event arrived",
+			uffd.FeatureEventRemap:  "mremap: no remap event arrived",
+			uffd.FeatureEventUnmap:  "munmap: no unmap event arrived",
+		} {
+			m, err := userfault(Config{}, uffd.Features&^missing)
+			require.Nil(t, m)
+			require.ErrorIs(t, err, hca.ErrNotSupported)
+			require.ErrorContains(t, err, "self-test of descriptor 0: "+word)
+			require.Equal(t, fds, descriptors(t))
+			require.Equal(t, goroutines, runtime.NumGoroutine())
+			require.Zero(t, readers(t))
+		}
+		// A feature that no kernel has is what a kernel before 6.7 answers to
+		// the one that is needed.
+		_, err = userfault(Config{}, uffd.Features|1<<40)
+		require.ErrorIs(t, err, hca.ErrNotSupported)
+		require.ErrorContains(t, err, "6.7")
+		require.Equal(t, fds, descriptors(t))
+	})
+}
+
+func TestForbidden(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		childtest.Forbid(t, unix.SYS_USERFAULTFD)
+		m, err := Userfault()
+		require.Nil(t, m)
+		require.ErrorIs(t, err, hca.ErrAccess)
+		require.ErrorContains(t, err, "seccomp")
+
+		m, err = Auto()
+		require.NoError(t, err)
+		require.ErrorIs(t, m.Lesser(), hca.ErrAccess)
+		require.Contains(t, m.String(), "explicit calls only")
+		require.Contains(t, m.String(), "seccomp")
+		b, err := m.Mmap(-1, 0, int(pageSize), rw, private)
+		require.NoError(t, err)
+		require.Equal(t, hca.MemOwned, m.Watch(hca.RangeOf(b)).Kind)
+		require.NoError(t, m.Munmap(b))
+		require.NoError(t, m.Close())
+	})
+}
+
+func TestAutoTakesTheBest(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		m, err := Auto()
+		require.NoError(t, err)
+		require.NoError(t, m.Lesser())
+		require.Contains(t, m.String(), "userfaultfd")
+		require.NoError(t, m.Close())
+	})
+}
+
+// An ordinary user, without any privilege, has all of it.
+func TestUnprivileged(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		childtest.DropPrivileges(t, 64_211, 0)
+		m, err := Userfault()
+		require.NoError(t, err)
+		a := memory(t, 2)
+		watched(t, m, a)
+		require.Equal(t, []hca.Event{unmapEvent(a)}, during(t, m, func() { require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len))) }))
+		require.NoError(t, m.Close())
+	})
+}
+
+// The C library tells every thread when the user changes; the reader thread,
+// which takes no signals, must not make it wait for ever.
+func TestUserChangesUnderMonitor(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		if os.Geteuid() != 0 {
+			t.Skip("needs root, to change the user")
+		}
+		require.NoError(t, syscall.Setuid(64_212))
+		a := memory(t, 2)
+		watched(t, m, a)
+		require.Equal(t, []hca.Event{unmapEvent(a)}, during(t, m, func() { require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len))) }))
+	})
+}
+
+// Not dumpable, which a process is that changed its user by itself: /proc is
+// closed to it, and the error says what to do.
+func TestNotDumpable(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		if os.Geteuid() != 0 {
+			t.Skip("needs root, to change the user")
+		}
+		require.NoError(t, syscall.Setuid(64_213))
+		m, err := Userfault()
+		require.Nil(t, m)
+		require.ErrorIs(t, err, hca.ErrAccess)
+		require.ErrorContains(t, err, "PR_SET_DUMPABLE")
+	})
+}
+
+func TestOutOfDescriptors(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		m, err := Userfault() // the poller is there now
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+		fds := descriptors(t)
+		var was unix.Rlimit
+		require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+		for room := range uint64(8) {
+			lim := unix.Rlimit{Cur: numbersFor(t, room), Max: was.Max}
+			require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &lim))
+			m, err := Userfault() // 4, two files of /proc, two eventfds
+			require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+			require.ErrorIs(t, err, hca.ErrNoMemory, "room for %d", room)
+			require.ErrorContains(t, err, "limits")
+			require.Nil(t, m)
+			require.Equal(t, fds, descriptors(t))
+		}
+	})
+}
+
+// numbersFor is the limit under which so many numbers of descriptors are free.
+func numbersFor(t *testing.T, room uint64) uint64 {
+	t.Helper()
+	for n, free := uint64(0), uint64(0); ; n++ {
+		if free == room {
+			return n
+		}
+		if _, err := unix.FcntlInt(uintptr(n), unix.F_GETFD, 0); err != nil {
+			free++
+		}
+	}
+}
+
+// If the reader ever fails, nothing is believed any more, it is said, and
+// nobody is left waiting.
+func TestReaderFault(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		m, err := Userfault()
+		require.NoError(t, err)
+		// Two pages on different descriptors.
+		var a, b hca.Range
+		for i := 0; ; i++ {
+			r := memory(t, 1)
+			switch watched(t, m, r).Domains {
+			case 1:
+				a = r
+			case 2:
+				b = r
+			}
+			if a.Len != 0 && b.Len != 0 {
+				break
+			}
+		}
+		// Another file in the place of a descriptor, one that poll says is
+		// readable and read says is not an event.
+		null, err := unix.Open("/", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		require.NoError(t, unix.Dup3(null, m.kernel.fds[0], unix.O_CLOEXEC))
+		for range 3 {
+			require.NoError(t, rawMunmap(b.Addr, uintptr(b.Len)))
+			mapAt(t, b, private, -1)
+		}
+		for began := time.Now(); m.kernel.fault() == nil; runtime.Gosched() {
+			require.Less(t, time.Since(began), 5*time.Second)
+		}
+		require.Contains(t, m.String(), "BROKEN")
+		require.NotZero(t, m.counter.Load()&hca.Unsettled)
+		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
+		require.Equal(t, hca.UnkeptNoSource, m.Watch(b).Why)
+		require.Equal(t, hca.MemUnknown, m.Kind(b))
+		require.ErrorIs(t, m.Settled(b), hca.ErrClosed)
+		require.NoError(t, m.Close())
+	})
+}
