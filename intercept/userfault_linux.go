@@ -186,9 +186,14 @@ func (m *Monitor) tryDescriptor(i int) error {
 		}
 		at[j] = p
 	}
-	// Whatever happens, neither stays. Twice unmapped is no error.
-	defer rawMunmap(at[0], page)
-	defer rawMunmap(at[1], page)
+	// Whatever happens, what is still ours goes. What a step gave up must not
+	// be unmapped again: it may be somebody else's by now.
+	ours := at[:]
+	defer func() {
+		for _, p := range ours {
+			_ = rawMunmap(p, page) // of a page that is mapped: cannot fail
+		}
+	}()
 	first := hca.Range{Addr: at[0], Len: pageSize}
 	second := hca.Range{Addr: at[1], Len: pageSize}
 
@@ -213,9 +218,15 @@ func (m *Monitor) tryDescriptor(i int) error {
 		{"madvise(MADV_DONTNEED)", hca.CauseDiscard, first, func() error { return rawMadvise(first.Addr, page, unix.MADV_DONTNEED) }},
 		{"mremap", hca.CauseRemap, first, func() error {
 			_, err := rawMremap(first.Addr, page, page, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, second.Addr)
+			if err == nil {
+				ours = at[1:]
+			}
 			return err
 		}},
-		{"munmap", hca.CauseUnmap, second, func() error { return rawMunmap(second.Addr, page) }},
+		{"munmap", hca.CauseUnmap, second, func() error {
+			ours = nil
+			return rawMunmap(second.Addr, page)
+		}},
 	} {
 		c := m.newCursor()
 		if err := step.do(); err != nil {
