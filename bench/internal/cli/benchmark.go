@@ -47,7 +47,7 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 	prog.clear()
 	r.table.Write(out)
 	fmt.Fprintln(out)
-	for _, text := range []string{r.table.Conclude(), r.checked()} {
+	for _, text := range []string{r.table.Conclude(), r.checked(), r.skipped()} {
 		for _, line := range wrap(text, 98) {
 			fmt.Fprintf(out, "# %s\n", line)
 		}
@@ -77,10 +77,15 @@ func (r *run) checked() string {
 	if r.wrong > 0 {
 		text = fmt.Sprintf("Every byte of every message was checked: %d were wrong.", r.wrong)
 	}
-	if r.unrun > 0 {
-		text += fmt.Sprintf(" %d samples did not run: the memory could not be pinned.", r.unrun)
-	}
 	return text
+}
+
+// skipped says what did not run.
+func (r *run) skipped() string {
+	if r.unrun == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d samples did not run: the memory could not be pinned (out-of-mem).", r.unrun)
 }
 
 // wrap breaks text into lines of at most width bytes where words allow it.
@@ -137,6 +142,7 @@ func (r *run) series(backend string, kind memory.Kind) (err error) {
 			}
 		}
 		imb.WriteRowOutOfMem(r.out, size, noMemory)
+		noMemory = "as above"
 		r.unrun++
 	}
 	return nil

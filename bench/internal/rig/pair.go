@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"example.com/holdfast/bench/internal/msg"
+	"example.com/holdfast/hca"
 	"example.com/holdfast/odpbackend"
 	"example.com/holdfast/pinbackend"
 	"example.com/holdfast/regcache"
@@ -50,6 +51,18 @@ type Pair struct {
 	Caches [2]*regcache.Cache
 }
 
+// keptBytes is how much memory a cache may keep pinned; 0: the cache's own
+// default. The caches of the two ranks draw on one account, the user's, and
+// neither can make the other give something back: each gets less than half,
+// with room left for the registrations in use.
+func keptBytes() uint64 {
+	limit, limited := memlock()
+	if !limited {
+		return 0
+	}
+	return max(1, min(limit/3, regcache.DefaultMaxBytes))
+}
+
 // NewPair makes a pair for a backend of Backends. Errors are those of the
 // backend, the cache and the devices.
 func (g *Rig) NewPair(backend string) (p *Pair, err error) {
@@ -69,7 +82,7 @@ func (g *Rig) NewPair(backend string) (p *Pair, err error) {
 		}
 		var reg msg.Registrar = msg.Direct{Backend: b}
 		if backend != "direct" {
-			if p.Caches[i], err = regcache.New(b, regcache.Config{Monitor: g.Monitor, MaxRegions: KeptRegions}); err != nil {
+			if p.Caches[i], err = regcache.New(b, regcache.Config{Monitor: g.Monitor, MaxRegions: KeptRegions, MaxBytes: keptBytes()}); err != nil {
 				return p, err
 			}
 			reg = msg.Cached{Cache: p.Caches[i]}
@@ -91,6 +104,9 @@ func describe(backend string, b regcache.Backend) string {
 	name := b.Info().Name
 	if s, ok := b.(fmt.Stringer); ok {
 		name = s.String()
+	}
+	if n := keptBytes(); n != 0 && !b.Info().Follows {
+		return fmt.Sprintf("%s, up to %d registrations or %v kept: RLIMIT_MEMLOCK allows no more", name, KeptRegions, hca.Bytes(n))
 	}
 	return fmt.Sprintf("%s, up to %d registrations kept", name, KeptRegions)
 }

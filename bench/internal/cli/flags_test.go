@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/holdfast/bench/internal/imb"
+	"example.com/holdfast/bench/internal/memory"
+)
+
+func TestDefaults(t *testing.T) {
+	o, err := parse(nil)
+	require.NoError(t, err)
+	require.Equal(t, &options{names: []string{"PingPong"}, msglog: imb.DefaultMsgLog, iter: imb.DefaultIter,
+		backends: []string{"direct", "pin", "odp"}, buffers: memory.Kinds(), device: "live", secs: defaultSecs}, o)
+}
+
+func TestFlagsBeforeAndAfterNames(t *testing.T) {
+	o, err := parse([]string{"-msglog", "3:4", "pingpong", "-iter", "7,8", "-backend=pin", "-buffers", "pool,same", "-time", "2"})
+	require.NoError(t, err)
+	require.Equal(t, &options{names: []string{"PingPong"}, msglog: imb.MsgLog{Min: 3, Max: 4},
+		iter: imb.Iter{MsgsPerSample: 7, OverallVol: 8, MsgsNonAggr: 100}, iterSet: true,
+		backends: []string{"pin"}, buffers: []memory.Kind{memory.Pool, memory.Same}, device: "live", secs: 2}, o)
+	o, err = parse([]string{"stale", "-iter", "3"})
+	require.NoError(t, err)
+	require.True(t, o.stale)
+	require.Equal(t, 3, o.iter.MsgsPerSample)
+}
+
+// What makes no sense gets one line that names it, and status 2; nothing runs.
+func TestBadCommandLines(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		says string
+	}{
+		{"-msglog x", "-msglog"},
+		{"-msglog 5:3", "-msglog"},
+		{"-msglog 0:40", "-msglog"},
+		{"-iter 0", "-iter"},
+		{"-iter ten", "-iter"},
+		{"-backend fast", `-backend: "fast" is none of direct, pin, odp`},
+		{"-backend pin,", "-backend"},
+		{"-buffers new", "-buffers"},
+		{"-device mlx5_0", "-device"},
+		{"-device verbs:mlx5_0", "-device"},
+		{"-time 0", "-time"},
+		{"-time -1", "-time"},
+		{"-time NaN", "-time"},
+		{"-time soon", "time"},
+		{"-nonsense", "nonsense"},
+		{"-iter", "iter"},
+		{"Allreduce", `"Allreduce" is no benchmark; there are: PingPong, stale`},
+		{"PingPong PingPang", "PingPang"},
+		{"stale PingPong", "PingPong"},
+		{"PingPong stale", "stale"},
+		{"stale -buffers same", "-buffers means nothing for stale"},
+	} {
+		var stdout, stderr bytes.Buffer
+		require.Equal(t, 2, Main(strings.Fields(c.args), &stdout, &stderr), c.args)
+		require.Empty(t, stdout.String(), c.args)
+		require.Equal(t, 1, strings.Count(stderr.String(), "\n"), "%s: one line, not %q", c.args, stderr.String())
+		require.Contains(t, stderr.String(), c.says, c.args)
+		require.True(t, strings.HasPrefix(stderr.String(), "bench: "), stderr.String())
+	}
+}
+
+func TestHelp(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	require.Zero(t, Main([]string{"-h"}, &stdout, &stderr))
+	require.Empty(t, stderr.String())
+	for _, f := range []string{"-msglog", "-iter", "-backend", "-buffers", "-device", "-time", "stale"} {
+		require.Contains(t, stdout.String(), f)
+	}
+}
+
+func TestWrap(t *testing.T) {
+	require.Equal(t, []string{"one two", "three", "fourteenlong", "x"}, wrap("one two three  fourteenlong x", 9))
+	require.Empty(t, wrap("", 9))
+}
