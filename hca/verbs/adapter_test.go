@@ -7,10 +7,17 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/hca/hcatest"
 )
 
+const page = 4096
+
 // adapter is the adapter that the tests use: the one that HOLDFAST_ADAPTER
-// names, which must then be there, or the first one.
+// names, which must then be there, or the first one. Where there is none the
+// test skips; .ci/softroce names one, so that nothing skips there.
 func adapter(t testing.TB) string {
 	t.Helper()
 	name := os.Getenv("HOLDFAST_ADAPTER")
@@ -24,4 +31,71 @@ func adapter(t testing.TB) string {
 	}
 	require.Contains(t, names, name)
 	return name
+}
+
+// open opens the adapter until the end of the test.
+func open(t testing.TB) *device {
+	t.Helper()
+	d, err := Open(Config{Name: adapter(t)})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	return d.(*device)
+}
+
+// softRoCE says whether the adapter is rdma_rxe: it has a vendor number of its
+// own.
+func (d *device) softRoCE() bool { return d.caps.vendor_id == 0xffffff }
+
+// needODP skips where the adapter has no on-demand paging for the operations
+// on RC.
+func needODP(t testing.TB, d *device, ops hca.ODPOps) {
+	t.Helper()
+	if !d.attr.ODP.RC.Has(ops) {
+		t.Skipf("%s has no on-demand paging for this operation", d.attr.Name)
+	}
+}
+
+func needPrefetch(t testing.TB, d *device) {
+	t.Helper()
+	if !d.attr.ODP.Prefetch {
+		t.Skipf("%s has no prefetch: %s", d.attr.Name, d.attr.Form)
+	}
+}
+
+// buffer is mapped memory and its registration.
+type buffer struct {
+	mem []byte
+	mr  *hca.MR
+}
+
+func newBuffer(t testing.TB, d *device, n int, a hca.Access) *buffer {
+	t.Helper()
+	mem := hcatest.Map(t, n)
+	return &buffer{mem, hcatest.Register(t, d, mem, a)}
+}
+
+func (b *buffer) sge() hca.SGE           { return hcatest.SGE(b.mr, b.mem) }
+func (b *buffer) remote() hca.RemoteAddr { return hcatest.Remote(b.mr, b.mem) }
+
+// drop throws the pages away; what comes in their place is zero.
+func (b *buffer) drop(t testing.TB) {
+	t.Helper()
+	require.NoError(t, unix.Madvise(b.mem, unix.MADV_DONTNEED))
+}
+
+// fill writes a pattern that differs from that of other seeds everywhere.
+func (b *buffer) fill(seed int) {
+	for i := range b.mem {
+		b.mem[i] = byte(i) ^ byte(i>>8)*3 ^ byte(seed)*7 ^ byte(seed>>8)
+	}
+}
+
+// same compares without printing megabytes.
+func same(t testing.TB, want, got []byte, format string, args ...any) {
+	t.Helper()
+	for i := range want {
+		if want[i] != got[i] {
+			t.Fatalf("byte %d is %#x instead of %#x: "+format, append([]any{i, got[i], want[i]}, args...)...)
+		}
+	}
 }

@@ -40,7 +40,8 @@ type completionQueue struct {
 		users    int // ends of queue pairs
 		jobs     int // posted registrations and advices
 		closed   bool
-		overflow bool
+		overflow bool // completions were lost and nobody was told yet
+		dead     bool // completions were lost
 
 		armed bool          // the adapter will raise an event
 		news  chan struct{} // closed when there may be something new
@@ -239,10 +240,11 @@ func (q *completionQueue) unuse() {
 	q.mu.Unlock()
 }
 
-// overflowed notes that the adapter lost completions.
+// overflowed notes that the adapter lost completions. It may say so for each.
 func (q *completionQueue) overflowed() {
 	q.mu.Lock()
-	q.mu.overflow = true
+	q.mu.overflow = q.mu.overflow || !q.mu.dead
+	q.mu.dead = true
 	q.wake()
 	q.mu.Unlock()
 }

@@ -1,0 +1,181 @@
+//go:build linux && cgo && verbs
+
+package verbs
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/hca/hcatest"
+)
+
+// What rdma_rxe does where it does not do what the suite wants. Each test also
+// checks what counts all the same: an error is an error, nothing is written
+// where it must not be, and the next connection works.
+
+func openSoftRoCE(t *testing.T) *device {
+	t.Helper()
+	d := open(t)
+	if !d.softRoCE() {
+		t.Skipf("%s is not Soft-RoCE", d.attr.Name)
+	}
+	return d
+}
+
+// pair is a connected pair with a pinned buffer at each end.
+type pair struct {
+	x, y     *hcatest.End
+	src, dst *buffer
+}
+
+func newPair(t *testing.T, d *device, n int) *pair {
+	t.Helper()
+	p := &pair{src: newBuffer(t, d, n, everything), dst: newBuffer(t, d, n, everything)}
+	p.x, p.y = hcatest.Connect(t, d, d, hca.QPConfig{})
+	p.src.fill(1)
+	return p
+}
+
+// works checks that a new connection transfers.
+func works(t *testing.T, d *device) {
+	t.Helper()
+	p := newPair(t, d, 3*page)
+	require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: p.src.sge(), Remote: p.dst.remote()}))
+	hcatest.Want(t, p.x.SendCQ, 1, hca.WCSuccess)
+	same(t, p.src.mem, p.dst.mem, "on a new connection")
+}
+
+// In place of OwnMemory and HoleAtSource.
+func TestSoftRoCEOwnMemory(t *testing.T) {
+	d := openSoftRoCE(t)
+	for name, wrong := range map[string]func(p *pair) hca.SGE{
+		"unknown key":       func(p *pair) hca.SGE { s := p.src.sge(); s.LKey ^= 0x55555; return s },
+		"a byte too early":  func(p *pair) hca.SGE { s := p.src.sge(); s.Addr--; return s },
+		"a byte too long":   func(p *pair) hca.SGE { s := p.src.sge(); s.Len++; return s },
+		"outside the world": func(p *pair) hca.SGE { s := p.src.sge(); s.Addr = ^uint64(3); return s },
+		"a hole": func(p *pair) hca.SGE {
+			m := hcatest.Hole(t, 3*page, page, 2*page)
+			return hcatest.SGE(hcatest.Register(t, d, m, everything|hca.OnDemand), m)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, d, page)
+			require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: wrong(p), Remote: p.dst.remote()}))
+			wc := hcatest.Next(t, p.x.SendCQ)
+			require.EqualValues(t, 1, wc.ID)
+			require.Contains(t, []hca.WCStatus{hca.WCWRFlushErr, hca.WCLocProtErr}, wc.Status)
+			require.Equal(t, hca.WCRDMAWrite, wc.Op, "a failed completion still says what it was")
+			require.Equal(t, hca.QPError, p.x.QP.State())
+			works(t, d)
+		})
+	}
+}
+
+// In place of ReceiveMemory, ReceiveTooShort and HoleInReceive.
+func TestSoftRoCEReceive(t *testing.T) {
+	d := openSoftRoCE(t)
+	for name, wrong := range map[string]func(p *pair) hca.SGE{
+		"for reading": func(p *pair) hca.SGE { return hcatest.SGE(hcatest.Register(t, d, p.dst.mem, hca.LocalRead), p.dst.mem) },
+		"too short":   func(p *pair) hca.SGE { s := p.dst.sge(); s.Len--; return s },
+		"a hole": func(p *pair) hca.SGE {
+			m := hcatest.Hole(t, 3*page, page, 2*page)
+			return hcatest.SGE(hcatest.Register(t, d, m, everything|hca.OnDemand), m)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, d, 3*page)
+			require.NoError(t, p.y.QP.PostRecv(hca.RecvWR{ID: 1, SGE: wrong(p)}))
+			require.NoError(t, p.y.QP.PostRecv(hca.RecvWR{ID: 2, SGE: p.dst.sge()}))
+			require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 3, Op: hca.Send, SGE: p.src.sge()}))
+			wc := hcatest.Next(t, p.y.RecvCQ)
+			require.EqualValues(t, 1, wc.ID)
+			require.Contains(t, []hca.WCStatus{hca.WCLocQPOpErr, hca.WCLocProtErr, hca.WCLocLenErr}, wc.Status)
+			hcatest.Want(t, p.y.RecvCQ, 2, hca.WCWRFlushErr)
+			wc = hcatest.Next(t, p.x.SendCQ)
+			require.EqualValues(t, 3, wc.ID)
+			require.NotEqual(t, hca.WCSuccess, wc.Status)
+			t.Logf("the sender sees %s", wc.Status)
+			require.Equal(t, hca.QPError, p.x.QP.State())
+			require.Equal(t, hca.QPError, p.y.QP.State())
+			works(t, d)
+		})
+	}
+}
+
+// In place of Flush: all that was posted completes, each once, in order.
+func TestSoftRoCEFlush(t *testing.T) {
+	d := openSoftRoCE(t)
+	p := newPair(t, d, page)
+	for i := range 3 {
+		require.NoError(t, p.x.QP.PostRecv(hca.RecvWR{ID: uint64(10 + i)}))
+	}
+	require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.Send, SGE: p.src.sge()})) // waits for a receive
+	bad := p.src.sge()
+	bad.LKey ^= 0x55555
+	require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 2, Op: hca.RDMAWrite, SGE: bad, Remote: p.dst.remote(), Unsignaled: true}))
+	for i := range 3 {
+		require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: uint64(3 + i), Op: hca.Send, SGE: p.src.sge(), Unsignaled: true}))
+	}
+	for i := range 5 {
+		wc := hcatest.Next(t, p.x.SendCQ)
+		require.EqualValues(t, 1+i, wc.ID)
+		require.NotEqual(t, hca.WCSuccess, wc.Status)
+	}
+	for i := range 3 {
+		hcatest.Want(t, p.x.RecvCQ, uint64(10+i), hca.WCWRFlushErr)
+	}
+	// What is posted now is flushed too, at once.
+	require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 20, Op: hca.Send, SGE: p.src.sge()}))
+	require.NoError(t, p.x.QP.PostRecv(hca.RecvWR{ID: 21}))
+	hcatest.Want(t, p.x.SendCQ, 20, hca.WCWRFlushErr)
+	hcatest.Want(t, p.x.RecvCQ, 21, hca.WCWRFlushErr)
+	hcatest.Quiet(t, p.x.SendCQ)
+}
+
+// In place of Overflow: the kernel raises an event, which is counted and told
+// by Poll once, and by Wait.
+func TestSoftRoCEOverflow(t *testing.T) {
+	d := openSoftRoCE(t)
+	cq, err := d.NewCQ(2)
+	require.NoError(t, err)
+	x := hcatest.NewEnd(t, d, hca.QPConfig{SendCQ: cq})
+	y := hcatest.NewEnd(t, d, hca.QPConfig{})
+	require.NoError(t, x.QP.Connect(y.QP.Addr()))
+	require.NoError(t, y.QP.Connect(x.QP.Addr()))
+	src, dst := newBuffer(t, d, page, everything), newBuffer(t, d, page, everything)
+	for i := range 100 {
+		require.NoError(t, x.QP.PostSend(hca.SendWR{ID: uint64(i), Op: hca.RDMAWrite, SGE: src.sge(), Remote: dst.remote()}))
+	}
+	require.Eventually(t, func() bool { return len(d.Events()) > 0 }, 10*time.Second, time.Millisecond)
+	require.Equal(t, "CQ error", d.Events()[0].Name)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	require.NoError(t, cq.Wait(ctx))
+	var wc [64]hca.WC
+	_, err = cq.Poll(wc[:])
+	require.ErrorIs(t, err, hca.ErrNoMemory)
+	_, err = cq.Poll(wc[:])
+	require.NoError(t, err, "it is told once")
+	require.NoError(t, x.QP.Close())
+	require.NoError(t, cq.Close())
+	works(t, d)
+}
+
+// In place of LeftOver: a write that runs into a hole at the peer fails, with
+// one of two statuses, and leaves nothing for the next transfer.
+func TestSoftRoCELeftOver(t *testing.T) {
+	d := openSoftRoCE(t)
+	far := hcatest.Hole(t, 64*page, 5*page, 6*page)
+	mr := hcatest.Register(t, d, far, everything|hca.OnDemand)
+	for range 3 {
+		p := newPair(t, d, 64*page)
+		require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: p.src.sge(), Remote: hcatest.Remote(mr, far)}))
+		wc := hcatest.Next(t, p.x.SendCQ)
+		require.Contains(t, []hca.WCStatus{hca.WCRemAccessErr, hca.WCRetryExcErr}, wc.Status)
+		works(t, d)
+	}
+}
