@@ -120,19 +120,21 @@ type kit struct {
 func inWorlds(t *testing.T, limit time.Duration, env []string, ws []world, cfg regcache.Config, body func(t *testing.T, k *kit)) {
 	for _, w := range ws {
 		t.Run(w.name, func(t *testing.T) {
-			childtest.Run(t, limit, append(shortEnv(), env...), func(t *testing.T) { body(t, newKit(t, w, cfg)) })
+			childtest.Run(t, limit, childEnv(env...), func(t *testing.T) { body(t, newKit(t, w, cfg)) })
 		})
 	}
 }
 
 const shortVar = "HOLDFAST_TEST_SHORT"
 
-// shortEnv hands -short on to the child.
-func shortEnv() []string {
+// childEnv hands -short on to the child, and spares it the second that the race
+// detector waits at the end of a process.
+func childEnv(more ...string) []string {
+	env := append([]string{"GORACE=atexit_sleep_ms=0 " + os.Getenv("GORACE")}, more...)
 	if testing.Short() {
-		return []string{shortVar + "=1"}
+		env = append(env, shortVar+"=1")
 	}
-	return nil
+	return env
 }
 
 // rounds is n, or a tenth of it if the run is to be short.
@@ -279,7 +281,6 @@ func (c *counting) Deregister(mr *hca.MR) error {
 }
 
 func (c *counting) twice() int { c.mu.Lock(); defer c.mu.Unlock(); return c.doubles }
-func (c *counting) live() int  { c.mu.Lock(); defer c.mu.Unlock(); return len(c.out) }
 
 // mapper is how the program changes its address space.
 type mapper interface {
@@ -537,7 +538,9 @@ func (l *link) use(c *regcache.Cache, g hca.Range) error {
 // verdict is what the bytes have to say at the end of a loop.
 func (k *kit) verdict(t *testing.T, wrong int, first string) {
 	t.Helper()
-	t.Logf("%s: %d transfers wrong; %+v", k.name, wrong, k.cache.Stats())
+	s := k.cache.Stats()
+	t.Logf("%s: %d transfers wrong; %d hits, %d misses, %d registrations, %d done again, %d events, used once by reason %v",
+		k.name, wrong, s.Hits, s.Misses, s.Registrations, s.Redone, s.Events, s.UsedOnce)
 	if k.blind {
 		require.Positive(t, wrong, "without interception a real adapter gives wrong bytes here: the test proves nothing")
 		return
