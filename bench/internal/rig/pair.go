@@ -60,7 +60,7 @@ func keptBytes() uint64 {
 	if !limited {
 		return 0
 	}
-	return max(1, min(limit/3, regcache.DefaultMaxBytes))
+	return max(1, limit/3)
 }
 
 // NewPair makes a pair for a backend of Backends. Errors are those of the
