@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"example.com/holdfast/hca"
 )
@@ -28,9 +29,11 @@ type Cache struct {
 
 	touched atomic.Pointer[Region] // Regions hit since the last replay, newest first
 
-	reap     chan struct{} // capacity 1: there may be events or dead Regions
-	reapDone chan struct{} // closed when the reaper has ended
-	stop     chan struct{} // closed to end it
+	made     time.Time
+	reap     chan struct{}  // capacity 1: there may be events or dead Regions
+	pressure chan struct{}  // capacity 1: something had to be given up
+	stop     chan struct{}  // closed to end the workers
+	workers  sync.WaitGroup // reaper and sweeper
 
 	mu      sync.Mutex
 	state   cacheState            // guarded by mu
@@ -88,7 +91,7 @@ func New(b Backend, cfg Config) (*Cache, error) {
 	}
 	c := &Cache{
 		backend: b, info: info, cfg: cfg, monitor: cfg.Monitor,
-		reap: make(chan struct{}, 1), reapDone: make(chan struct{}), stop: make(chan struct{}),
+		made: time.Now(), reap: make(chan struct{}, 1), pressure: make(chan struct{}, 1), stop: make(chan struct{}),
 		flights: map[hca.Range]*flight{}, flying: map[*flight]struct{}{}, loose: map[*Region]struct{}{},
 	}
 	c.gone = sync.NewCond(&c.mu)
@@ -102,9 +105,18 @@ func New(b Backend, cfg Config) (*Cache, error) {
 	} else if err := c.attach(); err != nil {
 		return nil, err
 	}
+	c.workers.Add(1)
 	go c.reaper()
+	if cfg.SweepEvery > 0 {
+		c.workers.Add(1)
+		go c.sweeper()
+	}
 	return c, nil
 }
+
+// Config is what the cache keeps to: what New was given, with its zeros
+// replaced by what they stand for. Its String says where each limit comes from.
+func (c *Cache) Config() Config { return c.cfg }
 
 // Close deregisters everything and ends the cache. While Regions are in use it
 // does nothing but answer hca.ErrBusy with their number (*BusyError), and the
@@ -150,7 +162,7 @@ func (c *Cache) Close() error {
 	c.mu.Unlock()
 
 	close(c.stop)
-	<-c.reapDone
+	c.workers.Wait()
 	var err error
 	if feed != nil {
 		err = feed.Close()

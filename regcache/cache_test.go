@@ -676,7 +676,7 @@ func TestZeroConfig(t *testing.T) {
 	r, err := c.GetBytes(buf, hca.LocalWrite)
 	require.NoError(t, err)
 	require.Equal(t, hca.MemHeld, r.Kind())
-	require.Equal(t, hca.RangeOf(buf), r.Range(), "only what is held, to the byte")
+	require.Equal(t, hca.RangeOf(buf).Pages(pg), r.Range(), "the pages that hold it")
 	r.Release()
 	r2, err := c.GetBytes(buf[100:200], 0)
 	require.NoError(t, err)

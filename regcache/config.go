@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"time"
 
 	"example.com/holdfast/hca"
 )
@@ -21,43 +22,104 @@ type Config struct {
 	MaxRegions int
 
 	// MaxBytes is the most memory, in bytes of whole pages, that kept
-	// registrations pin, counted like MaxRegions. 0: 1 GiB. Use
-	// math.MaxUint64 for no limit. It means nothing under on-demand paging,
-	// which pins nothing.
+	// registrations pin, counted like MaxRegions. 0: what the machine allows:
+	// three quarters of RLIMIT_MEMLOCK if that binds, else a quarter of the
+	// memory. Use math.MaxUint64 for no limit. It means nothing under on-demand
+	// paging, which pins nothing.
 	MaxBytes uint64
+
+	// MaxIdle is how long a Region that nobody uses is kept. 0: for ever. It
+	// is looked after by the sweep, so it is as exact as SweepEvery. Negative
+	// is refused.
+	MaxIdle time.Duration
+
+	// SweepEvery is how often the cache compares what it keeps with
+	// /proc/self/maps and drops what lies over memory that is not mapped any
+	// more. Where the monitor tells of that, the sweep is a second net; under
+	// on-demand paging it is the only thing that bounds what is kept. 0: 30 s.
+	// Negative: never.
+	SweepEvery time.Duration
+
+	// SweepShare bounds the processor time of the sweep: after one that took t,
+	// the next begins t/SweepShare later at the earliest. 0: 0.01. Not more
+	// than 1, not negative.
+	SweepShare float64
 
 	// Logger gets a line for what goes wrong where no caller can be told: a
 	// deregistration in the background that failed. nil: nothing is logged;
 	// Stats counts it all the same, and Close returns it.
 	Logger *slog.Logger
+
+	// Where the limits come from, for String.
+	regionsFrom, bytesFrom string
 }
 
 // Defaults of Config.
 const (
-	DefaultMaxRegions        = 65536
-	DefaultMaxBytes   uint64 = 1 << 30
+	DefaultMaxRegions = 65536
+	DefaultSweepEvery = 30 * time.Second
+	DefaultSweepShare = 0.01
 )
 
 // validate fills the defaults in and says what is wrong with which field.
 func (cfg *Config) validate(info BackendInfo) error {
-	if cfg.MaxRegions < 0 {
-		return &hca.OpError{Op: "new cache", Detail: fmt.Sprintf("Config.MaxRegions is %d", cfg.MaxRegions),
-			Err: hca.ErrInvalid, Hint: "0 asks for the default"}
+	bad := func(field string, value any, hint string) error {
+		return &hca.OpError{Op: "new cache", Detail: fmt.Sprintf("Config.%s is %v", field, value), Err: hca.ErrInvalid, Hint: hint}
 	}
+	switch {
+	case cfg.MaxRegions < 0:
+		return bad("MaxRegions", cfg.MaxRegions, "0 asks for the default")
+	case cfg.MaxIdle < 0:
+		return bad("MaxIdle", cfg.MaxIdle, "0 means for ever")
+	case !(cfg.SweepShare >= 0 && cfg.SweepShare <= 1):
+		return bad("SweepShare", cfg.SweepShare, "it is a share, 0 to 1; 0 asks for the default")
+	}
+	cfg.regionsFrom, cfg.bytesFrom = "Config", "Config"
 	if cfg.MaxRegions == 0 {
-		cfg.MaxRegions = DefaultMaxRegions
+		cfg.MaxRegions, cfg.regionsFrom = DefaultMaxRegions, "default"
 		if info.MaxRegions > 0 && info.MaxRegions < cfg.MaxRegions {
-			cfg.MaxRegions = info.MaxRegions
+			cfg.MaxRegions, cfg.regionsFrom = info.MaxRegions, "all that "+info.Name+" has"
 		}
 	}
 	if cfg.MaxBytes == 0 {
-		cfg.MaxBytes = DefaultMaxBytes
+		cfg.MaxBytes, cfg.bytesFrom = machineLimit()
 	}
 	if info.Follows {
-		cfg.MaxBytes = math.MaxUint64
+		cfg.MaxBytes, cfg.bytesFrom = math.MaxUint64, "nothing is pinned"
+	}
+	if cfg.SweepEvery == 0 {
+		cfg.SweepEvery = DefaultSweepEvery
+	}
+	if cfg.SweepShare == 0 {
+		cfg.SweepShare = DefaultSweepShare
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	return nil
+}
+
+// String says what the cache keeps to and where each limit comes from. It is
+// meant for the Config that Cache.Config answers with, which has no zeros left.
+func (cfg Config) String() string {
+	from := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return " (" + s + ")"
+	}
+	bytes := "no limit on bytes"
+	if cfg.MaxBytes != math.MaxUint64 {
+		bytes = hca.Bytes(cfg.MaxBytes).String() + " pinned"
+	}
+	idle := "for ever"
+	if cfg.MaxIdle > 0 {
+		idle = cfg.MaxIdle.String()
+	}
+	sweep := "no sweep"
+	if cfg.SweepEvery > 0 {
+		sweep = fmt.Sprintf("a sweep every %v on at most %.3g of a processor", cfg.SweepEvery, cfg.SweepShare)
+	}
+	return fmt.Sprintf("at most %d Regions%s, %s%s, idle ones kept %s; %s",
+		cfg.MaxRegions, from(cfg.regionsFrom), bytes, from(cfg.bytesFrom), idle, sweep)
 }

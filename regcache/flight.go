@@ -260,7 +260,7 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	c.replayLocked() // what was hit before this moment is older
 	c.dropRedundantLocked(r)
 	r.state.Store(stRef | stCold)
-	r.cold.inIndex = true
+	r.cold.inIndex, r.cold.used = true, c.clock()
 	c.index.insert(r)
 	c.recency.lru.Add(r, struct{}{})
 	return hca.KeptAllRight, true

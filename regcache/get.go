@@ -58,7 +58,11 @@ const maxTries = 24
 // nil if the memory is Go heap.
 func (c *Cache) get(g hca.Range, a hca.Access, held unsafe.Pointer) (*Region, error) {
 	if !g.Valid() {
-		return nil, &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Detail: "the range is empty or runs past the end of the address space", Err: hca.ErrInvalid}
+		return nil, c.badRange(g)
+	}
+	if c.info.MaxLen > 0 && g.Len > c.info.MaxLen {
+		return nil, &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Err: hca.ErrTooLong,
+			Detail: "one registration has at most " + hca.Bytes(c.info.MaxLen).String(), Hint: "GetList makes several"}
 	}
 	if err := a.Validate(); err != nil {
 		return nil, err
@@ -76,6 +80,10 @@ func (c *Cache) get(g hca.Range, a hca.Access, held unsafe.Pointer) (*Region, er
 	c.running--
 	c.mu.Unlock()
 	return r, err
+}
+
+func (c *Cache) badRange(g hca.Range) error {
+	return &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Detail: "the range is empty or runs past the end of the address space", Err: hca.ErrInvalid}
 }
 
 // getLocked is called with Cache.mu held and returns with it held; in between
@@ -126,10 +134,13 @@ func (c *Cache) keepable(held unsafe.Pointer) bool {
 }
 
 // whatToRegister is the range to register for g: whole pages, because memory is
-// mapped and unmapped by pages; but exactly g if it is held, because the rest
-// of its pages is not, or if it is used only once.
+// mapped and unmapped by pages; but exactly g if it cannot be kept.
+//
+// Whole pages are right for held memory too, although the rest of its first and
+// last page belongs to other objects: a page of which a part is alive is neither
+// unmapped nor given back, so what is registered stays that address's page.
 func (c *Cache) whatToRegister(g hca.Range, held unsafe.Pointer) hca.Range {
-	if held != nil || !c.keepable(held) {
+	if !c.keepable(held) {
 		return g
 	}
 	return g.Pages(c.info.PageSize)

@@ -44,11 +44,7 @@ func (c *Cache) eventLocked(e hca.Event) {
 	if e.Range.Empty() {
 		return
 	}
-	for f := range c.flying {
-		if f.reg.Overlaps(e.Range) {
-			f.touched = true
-		}
-	}
+	c.markFlightsLocked(e.Range)
 	c.scratch = c.index.overlapping(e.Range, c.scratch[:0])
 	for _, r := range c.scratch {
 		if r.cold.inIndex && r.check != checkNothing {
@@ -59,16 +55,26 @@ func (c *Cache) eventLocked(e hca.Event) {
 	clear(c.scratch)
 }
 
-// removeLocked takes r out of look-up for ever. If nobody uses it the reaper
-// deregisters it; otherwise the last Release does.
-func (c *Cache) removeLocked(r *Region) {
+// markFlightsLocked marks the registrations under way that touch g.
+func (c *Cache) markFlightsLocked(g hca.Range) {
+	for f := range c.flying {
+		if f.reg.Overlaps(g) {
+			f.touched = true
+		}
+	}
+}
+
+// removeLocked takes r out of look-up for ever. If nobody uses it, it is handed
+// to the reaper, and true is answered; otherwise the last Release deregisters it.
+func (c *Cache) removeLocked(r *Region) bool {
 	c.unpublishLocked(r)
 	if r.kill() {
 		c.buryLocked(r)
-		return
+		return true
 	}
 	c.loose[r] = struct{}{}
 	c.usage.deadB += r.cold.pinned
+	return false
 }
 
 // unpublishLocked takes r out of the index and out of the recency list.

@@ -32,6 +32,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 		freed.regions++
 		freed.bytes += r.cold.pinned
 	}
+	c.press()
 	c.replayLocked()
 	for {
 		now := c.usage
@@ -61,6 +62,7 @@ func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 		c.dead = nil
 		return victims
 	}
+	c.press()
 	c.replayLocked()
 	var victims []*Region
 	for freed := uint64(0); len(victims) == 0 || freed < bytes; {

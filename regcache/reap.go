@@ -19,7 +19,7 @@ func (c *Cache) wake() {
 // what is dead, so that memory that went away is unpinned even if nobody calls
 // Get again. One goroutine a cache; New starts it, Close ends it.
 func (c *Cache) reaper() {
-	defer close(c.reapDone)
+	defer c.workers.Done()
 	for {
 		select {
 		case <-c.stop:

@@ -54,8 +54,13 @@ func (c *Cache) replayLocked() {
 		r.cold.next = oldest
 		oldest, r = r, next
 	}
+	if oldest == nil {
+		return
+	}
+	now := c.clock()
 	for r := oldest; r != nil; {
 		next := r.cold.next
+		r.cold.used = now
 		r.cold.next = nil
 		c.recency.lru.Get(r) // moves it to the young end if it is in the list
 		r.state.Or(stCold)   // from here on it may be on the new list

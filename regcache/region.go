@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"example.com/holdfast/hca"
@@ -32,6 +33,7 @@ type cold struct {
 	keep   unsafe.Pointer // keeps held memory alive; dropped after deregistration by who claimed it
 	next   *Region        // next in the list of Regions hit since the last replay (recency.go)
 	// guarded by Cache.mu
+	used    time.Duration // when it was last known to be used, by Cache.clock
 	inIndex bool
 	why     hca.Unkept
 }

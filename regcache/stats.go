@@ -25,6 +25,9 @@ type Stats struct {
 	Invalidations uint64 // Regions whose memory went away
 	Replaced      uint64 // Regions that a better one made superfluous
 
+	Sweeps uint64 // comparisons with what is mapped
+	Swept  uint64 // Regions they dropped
+
 	UsedOnce [hca.NumUnkept]uint64 // Regions not kept, by reason
 
 	Events     uint64 // that were applied
@@ -44,7 +47,7 @@ type counts struct {
 	hits, slowHits, misses                                      uint64
 	registrations, deregistrations, failures, joinedErrors      uint64
 	retries, redone, deregisterErrors, evictions, invalidations uint64
-	replaced, events, lost                                      uint64
+	replaced, events, lost, sweeps, swept                       uint64
 	usedOnce                                                    [hca.NumUnkept]uint64
 }
 
@@ -60,6 +63,7 @@ func (c *Cache) Stats() Stats {
 		Registrations: n.registrations, Deregistrations: n.deregistrations, Failures: n.failures,
 		JoinedErrors: n.joinedErrors, Retries: n.retries, Redone: n.redone, DeregisterErrors: n.deregisterErrors,
 		Evictions: n.evictions, Invalidations: n.invalidations, Replaced: n.replaced, UsedOnce: n.usedOnce,
+		Sweeps: n.sweeps, Swept: n.swept,
 		Events: n.events, EventsLost: n.lost,
 		Regions: c.index.regions, Registered: c.usage.regions, InUseOnce: len(c.loose),
 		BytesPinned: c.usage.bytes, BytesDead: c.usage.deadB, MaxRegions: c.cfg.MaxRegions, MaxBytes: c.cfg.MaxBytes,

@@ -1,0 +1,76 @@
+package regcache
+
+import "example.com/holdfast/hca"
+
+// What the owner of the memory, or of the process, can ask of the cache.
+
+// Trim deregisters idle Regions, oldest first, until at least the given number
+// of pinned bytes is given back or nothing idle is left, and says how many
+// bytes it was. Regions in use stay.
+func (c *Cache) Trim(bytes uint64) uint64 {
+	c.mu.Lock()
+	var victims []*Region
+	freed := uint64(0)
+	c.replayLocked()
+	for freed < bytes {
+		r := c.oldestIdleLocked()
+		if r == nil {
+			break
+		}
+		c.dieLocked(r)
+		c.count.evictions++
+		freed += r.cold.pinned
+		victims = append(victims, r)
+	}
+	c.mu.Unlock()
+	c.deregister(victims)
+	return freed
+}
+
+// Flush deregisters everything that nobody uses, and says how many Regions
+// that were. When it returns they are deregistered, those too that the reaper
+// had been going to.
+func (c *Cache) Flush() int {
+	c.mu.Lock()
+	victims := c.dead
+	c.dead = nil
+	c.replayLocked()
+	for r := c.oldestIdleLocked(); r != nil; r = c.oldestIdleLocked() {
+		c.dieLocked(r)
+		c.count.evictions++
+		victims = append(victims, r)
+	}
+	c.mu.Unlock()
+	c.deregister(victims)
+	return len(victims)
+}
+
+// Invalidate takes every Region that touches g out of look-up, held memory and
+// on-demand registrations included, and marks registrations under way that
+// touch it. It is for an owner who is about to give the memory to somebody else
+// or wants it back from the cache: what was kept alive is let go.
+//
+// When it returns no Get answers with any of them; those that nobody used are
+// deregistered, the others will be at their last Release. It answers how many
+// those are.
+func (c *Cache) Invalidate(g hca.Range) (inUse int) {
+	if !g.Valid() {
+		return 0
+	}
+	c.mu.Lock()
+	c.count.events++
+	c.markFlightsLocked(g)
+	c.scratch = c.index.overlapping(g, c.scratch[:0])
+	for _, r := range c.scratch {
+		c.count.invalidations++
+		if !c.removeLocked(r) {
+			inUse++
+		}
+	}
+	clear(c.scratch)
+	victims := c.dead
+	c.dead = nil
+	c.mu.Unlock()
+	c.deregister(victims)
+	return inUse
+}

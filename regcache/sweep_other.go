@@ -1,0 +1,7 @@
+//go:build !linux
+
+package regcache
+
+import "example.com/holdfast/hca"
+
+func mappings() ([]hca.Range, error) { return nil, hca.ErrNotSupported }
