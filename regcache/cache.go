@@ -50,6 +50,7 @@ type Cache struct {
 	running int                   // guarded by mu: Gets on the slow path
 	count   counts                // guarded by mu
 	lastErr error                 // guarded by mu: of a deregistration nobody waited for
+	log     journal
 }
 
 type cacheState uint8
@@ -105,6 +106,7 @@ func New(b Backend, cfg Config) (*Cache, error) {
 	} else if err := c.attach(); err != nil {
 		return nil, err
 	}
+	c.startJournal()
 	c.workers.Add(1)
 	go c.reaper()
 	if cfg.SweepEvery > 0 {
@@ -144,6 +146,7 @@ func (c *Cache) Close() error {
 			busy++
 			continue
 		}
+		r.cold.end = endClosed
 		c.unpublishLocked(r)
 		c.buryLocked(r)
 	}

@@ -46,8 +46,12 @@ type Config struct {
 	SweepShare float64
 
 	// Logger gets a line for what goes wrong where no caller can be told: a
-	// deregistration in the background that failed. nil: nothing is logged;
-	// Stats counts it all the same, and Close returns it.
+	// deregistration in the background that failed. At debug level, which is
+	// asked for once, by New, it also gets one for each registration made and
+	// dropped, with the reason, for each Region whose memory went away, and for
+	// each that is used only once. A goroutine of its own writes the lines, so a
+	// handler may block or call the cache. nil: nothing is logged; Stats counts
+	// it all the same, and Close returns errors.
 	Logger *slog.Logger
 
 	// Where the limits come from, for String.

@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"unsafe"
 
@@ -109,6 +110,7 @@ func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
 		// Not mapped throughout, or touched meanwhile: worth another try.
 		if (why == hca.UnkeptNotMapped || why == hca.UnkeptUnsettled) && f.once == hca.KeptAllRight && n < maxAttempts {
 			c.count.redone++
+			r.cold.end = endRedone
 			r.state.Store(stDead | stClaimed)
 			c.dieLocked(r)
 			c.mu.Unlock()
@@ -117,10 +119,13 @@ func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
 			c.mu.Lock()
 			continue
 		}
-		r.cold.why = why
+		r.cold.why, r.cold.end = why, endOnce
 		r.state.Store(stDead | stRef)
 		c.loose[r] = struct{}{}
 		c.count.usedOnce[why]++
+		if c.log.debug {
+			c.noteLocked("used once", r.Range(), slog.String("why", why.String()))
+		}
 		return r, nil
 	}
 }
@@ -171,6 +176,9 @@ func (c *Cache) registerLocked(g hca.Range, a hca.Access) (mr *hca.MR, fits bool
 		c.mu.Lock()
 		if err == nil {
 			c.count.registrations++
+			if c.log.debug {
+				c.noteRegisteredLocked(mr)
+			}
 			return mr, fits, nil
 		}
 		if errors.Is(err, hca.ErrNoMemory) || errors.Is(err, hca.ErrNoKeys) {
@@ -222,7 +230,7 @@ func (c *Cache) newRegion(f *flight, w hca.Watch, mr *hca.MR) (*Region, error) {
 	r := &Region{
 		start: f.reg.Addr, end: f.reg.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
 		domains: w.Domains, kind: w.Kind, cache: c,
-		cold: &cold{mr: mr, pinned: c.pinnedBytes(f.reg), keep: f.held},
+		cold: &cold{mr: mr, pinned: c.pinnedBytes(f.reg), keep: f.held, born: tickOf(c.clock())},
 	}
 	switch {
 	case c.info.Follows:
@@ -282,6 +290,7 @@ func (c *Cache) dropRedundantLocked(r *Region) {
 	for _, old := range c.scratch {
 		if old.cold.inIndex && r.Range().Contains(old.Range()) && r.access.Has(old.access) && r.check <= old.check {
 			c.count.replaced++
+			old.cold.end = endReplaced
 			c.removeLocked(old)
 		}
 	}

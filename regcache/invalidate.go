@@ -1,6 +1,10 @@
 package regcache
 
-import "example.com/holdfast/hca"
+import (
+	"log/slog"
+
+	"example.com/holdfast/hca"
+)
 
 // applyLocked applies every event that can be read to the index, and reports
 // whether the cache then knows all that the monitor has counted. Cache.mu is
@@ -49,6 +53,10 @@ func (c *Cache) eventLocked(e hca.Event) {
 	for _, r := range c.scratch {
 		if r.cold.inIndex && r.check != checkNothing {
 			c.count.invalidations++
+			r.cold.end = endInvalid
+			if c.log.debug {
+				c.noteLocked("memory went away", r.Range(), slog.String("cause", e.Cause.String()), slog.String("event", e.Range.String()))
+			}
 			c.removeLocked(r)
 		}
 	}
@@ -127,10 +135,13 @@ func (c *Cache) deregister(victims []*Region) {
 		c.usage.deadB -= r.cold.pinned
 		if err == nil {
 			c.count.deregistrations++
+			if c.log.debug {
+				c.noteGoneLocked(r)
+			}
 		} else {
 			c.count.deregisterErrors++
 			c.lastErr = err
-			c.cfg.Logger.Error("deregistration failed", "range", r.Range().String(), "backend", c.info.Name, "err", err)
+			c.noteErrorLocked("deregistration failed", r.Range(), err)
 		}
 		c.gone.Broadcast()
 		c.mu.Unlock()

@@ -63,6 +63,10 @@ func (c *Cache) Invalidate(g hca.Range) (inUse int) {
 	c.scratch = c.index.overlapping(g, c.scratch[:0])
 	for _, r := range c.scratch {
 		c.count.invalidations++
+		r.cold.end = endOwner
+		if c.log.debug {
+			c.noteLocked("invalidated by its owner", r.Range())
+		}
 		if !c.removeLocked(r) {
 			inUse++
 		}

@@ -78,6 +78,7 @@ func (c *Cache) oldestIdleLocked() *Region {
 			return nil
 		}
 		if r.killIdle() {
+			r.cold.end = endEvicted
 			c.unpublishLocked(r)
 			return r
 		}

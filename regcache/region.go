@@ -34,8 +34,10 @@ type cold struct {
 	next   *Region        // next in the list of Regions hit since the last replay (recency.go)
 	// guarded by Cache.mu
 	used    time.Duration // when it was last known to be used, by Cache.clock
+	born    tick          // when it was registered
 	inIndex bool
 	why     hca.Unkept
+	end     end // why it left look-up
 }
 
 // check is what a hit on a Region has to prove.

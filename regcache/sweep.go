@@ -96,6 +96,7 @@ func (c *Cache) sweepUnmapped(mapped []hca.Range) int {
 			if r.check == checkNothing && !c.info.Follows || stillMapped(mapped, r.Range(), c.info.Follows) || !r.killIdle() {
 				continue
 			}
+			r.cold.end = endSwept
 			c.unpublishLocked(r)
 			c.dieLocked(r)
 			c.dead = append(c.dead, r)
