@@ -13,7 +13,7 @@ import (
 func explainPin(err error, r hca.Range) error {
 	switch {
 	case errors.Is(err, unix.ENOMEM):
-		return noMemory()
+		return noMemory("all processes of the user together, and this one")
 	case errors.Is(err, unix.EFAULT), errors.Is(err, unix.EOPNOTSUPP):
 		if e := explainMemory(r, true, true); e != nil {
 			return e
@@ -24,8 +24,9 @@ func explainPin(err error, r hca.Range) error {
 	return err
 }
 
-// noMemory names the limit and how much of it is used.
-func noMemory() error {
+// noMemory names the limit, for whom it counts, and how much of it this process
+// uses.
+func noMemory(whom string) error {
 	e := &hca.OpError{Err: hca.ErrNoMemory, Hint: "raise the limit (ulimit -l, LimitMEMLOCK=), pin less, or register on demand"}
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim); err == nil {
@@ -33,7 +34,7 @@ func noMemory() error {
 	}
 	if p, err := procfs.Self(); err == nil {
 		if s, err := p.NewStatus(); err == nil {
-			e.Detail += fmt.Sprintf(" for all processes of the user together, and this one has %s pinned and %s locked",
+			e.Detail += fmt.Sprintf(" for %s has %s pinned and %s locked", whom,
 				hca.Bytes(s.VmPin), hca.Bytes(s.VmLck))
 		}
 	}

@@ -70,7 +70,7 @@ func (h *lesserHost) pin(_ uint32, r hca.Range, a hca.Access) error {
 		}
 		switch errno {
 		case unix.ENOMEM, unix.EPERM: // EPERM: the limit is 0
-			return noMemory()
+			return noMemory("this process, which")
 		case unix.EAGAIN:
 			return &hca.OpError{Detail: "some pages could not be locked", Err: hca.ErrNoMemory}
 		}

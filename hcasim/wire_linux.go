@@ -16,8 +16,8 @@ import (
 func (h *ringHost) move(dst, src span) side {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for src.len > 0 {
-		if h.dead {
+	for tries := 0; src.len > 0; tries++ {
+		if h.dead || tries > maxTries {
 			return sideWire
 		}
 		n, moved := h.load(dst, src)
@@ -43,9 +43,14 @@ func (h *ringHost) move(dst, src span) side {
 		}
 		src.addr, src.len = src.addr+moved, src.len-moved
 		dst.addr += moved
+		tries = -1 // 0 for the next batch
 	}
 	return sideNone
 }
+
+// maxTries is how often a batch is sent again that a signal or a moment
+// without memory cut short, before the wire counts as broken.
+const maxTries = 100
 
 // load fills ops with the next batch and says how many there are and how many
 // bytes they move.

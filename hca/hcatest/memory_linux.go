@@ -20,14 +20,27 @@ func Map(t testing.TB, n int) []byte {
 	return m
 }
 
-// Hole maps n bytes and takes those in [from, to), whole pages, away again.
-// Touching them kills the process: only their addresses may be used.
+// Hole maps n bytes without those in [from, to), whole pages, until the end of
+// the test. Touching the hole kills the process: only its addresses may be
+// used. The kernel may give it to the next mmap that fits: make it after every
+// other mapping of the test, and a page long.
 func Hole(t testing.TB, n, from, to int) []byte {
 	t.Helper()
-	m := Map(t, n)
-	r := hca.RangeOf(m[from:to])
-	_, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(r.Addr), uintptr(r.Len), 0)
-	require.Zero(t, errno)
+	addr, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	m := unsafe.Slice((*byte)(addr), n)
+	unmap := func(from, to int) {
+		require.NoError(t, unix.MunmapPtr(unsafe.Add(addr, from), uintptr(to-from)))
+	}
+	unmap(from, to)
+	t.Cleanup(func() { // not the hole, which may be somebody's by now
+		if from > 0 {
+			unmap(0, from)
+		}
+		if to < n {
+			unmap(to, n)
+		}
+	})
 	return m
 }
 

@@ -165,14 +165,13 @@ func testOnDemandReadOnly(t *testing.T, a, b hca.Device) {
 // What a transfer that failed half way left on the wire never arrives in the
 // next one.
 func testLeftOver(t *testing.T, a, b hca.Device) {
-	far := Hole(t, 64*page, 5*page, 6*page)
-	mf := Register(t, b, far, Everything|hca.OnDemand)
 	for _, n := range []int{1, page, 16 * page, 50 * page} {
-		bad := newRig(t, a, b, 64*page, hca.QPConfig{})
+		bad, good := newRig(t, a, b, 64*page, hca.QPConfig{}), newRig(t, a, b, n, hca.QPConfig{})
+		far := Hole(t, 64*page, 5*page, 6*page)
+		mf := Register(t, b, far, Everything|hca.OnDemand)
 		fill(bad.src, 0xee)
 		require.NoError(t, bad.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: SGE(bad.ms, bad.src), Remote: Remote(mf, far)}))
 		Want(t, bad.x.SendCQ, 1, hca.WCRemAccessErr)
-		good := newRig(t, a, b, n, hca.QPConfig{})
 		fill(good.src, 0x11)
 		require.NoError(t, good.x.QP.PostSend(hca.SendWR{ID: 2, Op: hca.RDMAWrite, SGE: SGE(good.ms, good.src), Remote: Remote(good.md, good.dst)}))
 		Want(t, good.x.SendCQ, 2, hca.WCSuccess)

@@ -57,9 +57,9 @@ func Run(t *testing.T, limit time.Duration, env []string, body func(t *testing.T
 		t.Fatalf("the child was not done after %v; its output:\n%s", limit, out.String())
 	case err != nil:
 		t.Fatalf("the child failed: %v; its output:\n%s", err, out.String())
-	case strings.Contains(out.String(), "--- SKIP: "+t.Name()):
+	case strings.Contains(out.String(), "--- SKIP: "+t.Name()+" ("):
 		t.Skipf("the child skipped:\n%s", out.String())
-	case !strings.Contains(out.String(), "--- PASS: "+t.Name()):
+	case !strings.Contains(out.String(), "--- PASS: "+t.Name()+" ("):
 		t.Fatalf("the child ran no test:\n%s", out.String())
 	}
 	t.Logf("child:\n%s", out.String())

@@ -60,3 +60,11 @@ func TestDropPrivileges(t *testing.T) {
 		require.NoError(t, err)
 	})
 }
+
+// A part that skips does not make the whole of it skipped.
+func TestPartSkips(t *testing.T) {
+	Run(t, 20*time.Second, nil, func(t *testing.T) {
+		t.Run("Part", func(t *testing.T) { t.Skip("on purpose") })
+	})
+	require.False(t, t.Skipped())
+}
