@@ -28,6 +28,10 @@ type Config struct {
 	// paging, which pins nothing.
 	MaxBytes uint64
 
+	// MaxMerge is how long, in bytes, a registration may get by merging
+	// neighbours (merge.go). 0: 64 MiB. Less than two pages turns merging off.
+	MaxMerge uint64
+
 	// MaxIdle is how long a Region that nobody uses is kept. 0: for ever. It
 	// is looked after by the sweep, so it is as exact as SweepEvery. Negative
 	// is refused.
@@ -61,6 +65,7 @@ type Config struct {
 // Defaults of Config.
 const (
 	DefaultMaxRegions = 65536
+	DefaultMaxMerge   = 64 << 20
 	DefaultSweepEvery = 30 * time.Second
 	DefaultSweepShare = 0.01
 )
@@ -90,6 +95,9 @@ func (cfg *Config) validate(info BackendInfo) error {
 	}
 	if info.Follows {
 		cfg.MaxBytes, cfg.bytesFrom = math.MaxUint64, "nothing is pinned"
+	}
+	if cfg.MaxMerge == 0 {
+		cfg.MaxMerge = DefaultMaxMerge
 	}
 	if cfg.SweepEvery == 0 {
 		cfg.SweepEvery = DefaultSweepEvery

@@ -27,7 +27,7 @@ import (
 // own.
 type flight struct {
 	want   hca.Range      // what the caller asked for
-	reg    hca.Range      // what is registered: want, in whole pages as a rule
+	reg    hca.Range      // the same in whole pages as a rule
 	access hca.Access     // what the caller asked for
 	held   unsafe.Pointer // Go heap memory to keep alive, or nil
 	once   hca.Unkept     // a reason known beforehand not to keep it
@@ -35,7 +35,9 @@ type flight struct {
 	done   chan struct{}  // closed at the end, if shared
 	err    error          // set before done is closed
 
-	touched bool // guarded by Cache.mu: an event touched reg since the attempt began
+	// guarded by Cache.mu
+	now     hca.Range // what is being registered
+	touched bool      // an event touched it since the attempt began
 }
 
 // How often a range that was touched is registered again in the hope of
@@ -51,13 +53,7 @@ func (c *Cache) flyLocked(f *flight) (*Region, error) {
 		f.done = make(chan struct{})
 		c.flights[f.reg] = f
 	}
-	wider := c.unionLocked(f.reg, f.access)
-	r, err := c.attempt(f, wider)
-	if err != nil && wider != f.access {
-		// What the others wanted besides cannot be had here: the caller must
-		// not pay for it.
-		r, err = c.attempt(f, f.access)
-	}
+	r, err := c.tryPlansLocked(f)
 	delete(c.flying, f)
 	if err != nil {
 		c.count.failures++
@@ -78,23 +74,57 @@ func (c *Cache) unionLocked(g hca.Range, a hca.Access) hca.Access {
 	return a &^ hca.OnDemand
 }
 
-// attempt registers f.reg until it can be published, or often enough. Cache.mu
-// is held at the beginning and at the end.
-func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
+// plan is one way to register for a flight: which range, for which access.
+type plan struct {
+	reg    hca.Range
+	access hca.Access
+	last   bool // if it cannot be kept it is used once; others are given up then
+}
+
+// tryPlansLocked tries the widest registration first, and at last exactly what
+// was asked for: what others want besides, or have nearby, must not make a
+// request fail, nor keep it from being kept. Cache.mu is held at the beginning
+// and at the end.
+func (c *Cache) tryPlansLocked(f *flight) (*Region, error) {
+	exact := plan{reg: f.reg, access: f.access, last: true}
+	if f.once != hca.KeptAllRight {
+		return c.attempt(f, exact)
+	}
+	union := plan{reg: f.reg, access: c.unionLocked(f.reg, f.access)}
+	if f.held == nil && c.monitor != nil {
+		if reg, access, ok := c.mergeLocked(f.reg, union.access); ok {
+			if r, err := c.attempt(f, plan{reg: reg, access: access}); r != nil && err == nil {
+				c.count.merges++
+				return r, nil
+			}
+		}
+	}
+	if union.access != f.access {
+		if r, err := c.attempt(f, union); r != nil && err == nil {
+			return r, nil
+		}
+	}
+	return c.attempt(f, exact)
+}
+
+// attempt registers by the plan until it can be published, or often enough. A
+// plan that is not the last is tried once, and answered with nil if it was not
+// to be kept. Cache.mu is held at the beginning and at the end.
+func (c *Cache) attempt(f *flight, p plan) (*Region, error) {
 	for n := 1; ; n++ {
-		f.touched = false
+		f.now, f.touched = p.reg, false
 		c.mu.Unlock()
-		w := c.watch(f)
+		w := c.watch(f, p.reg)
 		c.mu.Lock()
 		keep := f.once == hca.KeptAllRight && w.Why == hca.KeptAllRight
-		mr, fits, err := c.registerLocked(f.reg, a)
+		if !keep && !p.last {
+			return nil, nil
+		}
+		mr, fits, err := c.registerLocked(p.reg, p.access)
 		if err != nil {
 			return nil, err
 		}
-		r, err := c.newRegion(f, w, mr)
-		if err != nil {
-			return nil, err
-		}
+		r := c.newRegion(f, p.reg, w, mr)
 		why := f.once
 		switch {
 		case !keep && why == hca.KeptAllRight:
@@ -108,7 +138,8 @@ func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
 			}
 		}
 		// Not mapped throughout, or touched meanwhile: worth another try.
-		if (why == hca.UnkeptNotMapped || why == hca.UnkeptUnsettled) && f.once == hca.KeptAllRight && n < maxAttempts {
+		again := (why == hca.UnkeptNotMapped || why == hca.UnkeptUnsettled) && f.once == hca.KeptAllRight && n < maxAttempts
+		if again || !p.last {
 			c.count.redone++
 			r.cold.end = endRedone
 			r.state.Store(stDead | stClaimed)
@@ -117,7 +148,10 @@ func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
 			c.deregister([]*Region{r})
 			runtime.Gosched()
 			c.mu.Lock()
-			continue
+			if p.last {
+				continue
+			}
+			return nil, nil
 		}
 		r.cold.why, r.cold.end = why, endOnce
 		r.state.Store(stDead | stRef)
@@ -131,7 +165,7 @@ func (c *Cache) attempt(f *flight, a hca.Access) (*Region, error) {
 }
 
 // watch finds out what a kept registration of the range would need.
-func (c *Cache) watch(f *flight) hca.Watch {
+func (c *Cache) watch(f *flight, g hca.Range) hca.Watch {
 	switch {
 	case f.once != hca.KeptAllRight:
 		return hca.Watch{Why: f.once}
@@ -140,7 +174,7 @@ func (c *Cache) watch(f *flight) hca.Watch {
 	case c.monitor == nil:
 		return hca.Watch{Why: hca.UnkeptNoSource}
 	}
-	w := c.monitor.Watch(f.reg)
+	w := c.monitor.Watch(g)
 	if w.Kind == hca.MemUnknown && w.Why == hca.KeptAllRight {
 		w.Why = hca.UnkeptNoSource
 	}
@@ -226,11 +260,11 @@ func (c *Cache) pinnedBytes(g hca.Range) uint64 {
 }
 
 // newRegion makes the Region of a registration, held by the caller.
-func (c *Cache) newRegion(f *flight, w hca.Watch, mr *hca.MR) (*Region, error) {
+func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Region {
 	r := &Region{
-		start: f.reg.Addr, end: f.reg.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
+		start: g.Addr, end: g.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
 		domains: w.Domains, kind: w.Kind, cache: c,
-		cold: &cold{mr: mr, pinned: c.pinnedBytes(f.reg), keep: f.held, born: tickOf(c.clock())},
+		cold: &cold{mr: mr, pinned: c.pinnedBytes(g), keep: f.held, born: tickOf(c.clock())},
 	}
 	switch {
 	case c.info.Follows:
@@ -244,7 +278,7 @@ func (c *Cache) newRegion(f *flight, w hca.Watch, mr *hca.MR) (*Region, error) {
 	default:
 		r.check = checkProbe
 	}
-	return r, nil
+	return r
 }
 
 // publishLocked puts r into the index if that can be proved right, and says

@@ -66,7 +66,7 @@ func (c *Cache) eventLocked(e hca.Event) {
 // markFlightsLocked marks the registrations under way that touch g.
 func (c *Cache) markFlightsLocked(g hca.Range) {
 	for f := range c.flying {
-		if f.reg.Overlaps(g) {
+		if f.now.Overlaps(g) {
 			f.touched = true
 		}
 	}

@@ -25,6 +25,7 @@ type Stats struct {
 	Invalidations uint64 // Regions whose memory went away
 	Replaced      uint64 // Regions that a better one made superfluous
 
+	Merges uint64 // registrations that took the place of a run of neighbours
 	Sweeps uint64 // comparisons with what is mapped
 	Swept  uint64 // Regions they dropped
 
@@ -47,7 +48,7 @@ type counts struct {
 	hits, slowHits, misses                                      uint64
 	registrations, deregistrations, failures, joinedErrors      uint64
 	retries, redone, deregisterErrors, evictions, invalidations uint64
-	replaced, events, lost, sweeps, swept                       uint64
+	replaced, merges, events, lost, sweeps, swept               uint64
 	usedOnce                                                    [hca.NumUnkept]uint64
 }
 
@@ -63,7 +64,7 @@ func (c *Cache) Stats() Stats {
 		Registrations: n.registrations, Deregistrations: n.deregistrations, Failures: n.failures,
 		JoinedErrors: n.joinedErrors, Retries: n.retries, Redone: n.redone, DeregisterErrors: n.deregisterErrors,
 		Evictions: n.evictions, Invalidations: n.invalidations, Replaced: n.replaced, UsedOnce: n.usedOnce,
-		Sweeps: n.sweeps, Swept: n.swept,
+		Merges: n.merges, Sweeps: n.sweeps, Swept: n.swept,
 		Events: n.events, EventsLost: n.lost,
 		Regions: c.index.regions, Registered: c.usage.regions, InUseOnce: len(c.loose),
 		BytesPinned: c.usage.bytes, BytesDead: c.usage.deadB, MaxRegions: c.cfg.MaxRegions, MaxBytes: c.cfg.MaxBytes,
