@@ -140,6 +140,20 @@ func TestWaitsEndWithTheContext(t *testing.T) {
 	})
 }
 
+func TestALostMessageIsNoticed(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		ends := pair(t, direct)
+		ctx, cancel := context.WithTimeout(context.Background(), limit/2)
+		defer cancel()
+		ends[0].SkipOne()
+		sent := make(chan error, 1)
+		go func() { sent <- ends[0].Send(ctx, make([]byte, 8)) }()
+		_, err := ends[1].Recv(ctx, make([]byte, 8))
+		require.ErrorContains(t, err, "message 2 arrived where 1 was expected")
+		require.NoError(t, <-sent)
+	})
+}
+
 // refusing registers nothing.
 type refusing struct{ err error }
 

@@ -132,6 +132,33 @@ func TestAnErrorOfOneRankEndsBoth(t *testing.T) {
 	})
 }
 
+// dry has buffers for a few repetitions only.
+type dry struct {
+	memory.Source
+	left int
+}
+
+var errDry = errors.New("no buffers left")
+
+func (d *dry) Take(i int) (send, recv []byte, err error) {
+	if d.left--; d.left < 0 {
+		return nil, nil, errDry
+	}
+	return d.Source.Take(i)
+}
+
+// The other rank waits at the barrier then, and not for a message.
+func TestARankWithoutBuffersEndsBoth(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		for _, good := range []int{0, 5} {
+			g := game(t, memory.Fresh, 5000, nil)
+			g.Ranks[1].Buffers = &dry{g.Ranks[1].Buffers, good}
+			_, err := g.Play(context.Background(), 0, 1000)
+			require.ErrorIs(t, err, errDry)
+		}
+	})
+}
+
 func TestTheContextEndsAGame(t *testing.T) {
 	childtest.Run(t, limit, nil, func(t *testing.T) {
 		g := game(t, memory.Same, 8, nil)
