@@ -5,6 +5,7 @@ package verbs
 import (
 	"os"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -98,4 +99,19 @@ func same(t testing.TB, want, got []byte, format string, args ...any) {
 			t.Fatalf("byte %d is %#x instead of %#x: "+format, append([]any{i, got[i], want[i]}, args...)...)
 		}
 	}
+}
+
+// pointer and bytesAt are for memory that Go does not know: what is mapped and
+// unmapped at a given address.
+func pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
+
+func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
+
+// scaled is a number of rounds: 1 in 10 of n, or all of them where
+// HOLDFAST_SOAK asks for the long form.
+func scaled(n int) int {
+	if os.Getenv("HOLDFAST_SOAK") != "" {
+		return n
+	}
+	return n / 10
 }

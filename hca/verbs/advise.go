@@ -92,7 +92,8 @@ func (d *device) checkAdvise(op string, advice hca.Advice, sgl []hca.SGE) error 
 
 // adviseFailed says what an errno of ibv_advise_mr means after checkAdvise
 // found nothing wrong. EFAULT: the memory is not mapped, or not so that it can
-// be written. EINVAL: the adapter wants more of the registration than it has,
+// be written. EBUSY: the pages were taken away under the call all the time,
+// for a second on end (the kernel's bound). EINVAL: the adapter wants more of the registration than it has,
 // as Soft-RoCE does; or, as ENOENT, it was deregistered meanwhile.
 func (d *device) adviseFailed(op string, advice hca.Advice, sgl []hca.SGE, e int) error {
 	var kind error
@@ -102,6 +103,8 @@ func (d *device) adviseFailed(op string, advice hca.Advice, sgl []hca.SGE, e int
 		if advice == hca.PrefetchWrite && d.allMapped(sgl) {
 			kind = hca.ErrAccess
 		}
+	case syscall.EBUSY:
+		kind = hca.ErrAgain
 	case syscall.ENOENT, syscall.EINVAL:
 		kind = hca.ErrNotSupported
 		if !d.allKnown(sgl) {
