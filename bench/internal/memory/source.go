@@ -63,13 +63,31 @@ type pool struct {
 func newPool(m Mapper, n, pairs int) (Source, error) {
 	p := &pool{m: m}
 	for range pairs {
-		one, err := mapPair(m, n)
+		var one pair
+		var err error
+		if one.send, err = p.mapApart(n); err == nil {
+			one.recv, err = p.mapApart(n)
+		}
+		p.pairs = append(p.pairs, one) // what was mapped of it is unmapped by Close
 		if err != nil {
 			return nil, errors.Join(err, p.Close())
 		}
-		p.pairs = append(p.pairs, one)
 	}
 	return p, nil
+}
+
+// mapApart maps n bytes with a page behind them that nobody may touch. The
+// kernel puts one mapping right before the other, and a cache may register
+// neighbours as one: then they would not be more mappings than it may keep.
+func (p *pool) mapApart(n int) ([]byte, error) {
+	b, err := p.m.Map(Pages(n) + PageSize)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.m.Reserve(b[Pages(n):]); err != nil {
+		return nil, errors.Join(err, p.m.Unmap(b))
+	}
+	return b[:n], nil
 }
 
 func (p *pool) Take(i int) (send, recv []byte, err error) {
@@ -82,7 +100,11 @@ func (p *pool) Give([]byte, []byte) error { return nil }
 func (p *pool) Close() error {
 	var errs []error
 	for _, one := range p.pairs {
-		errs = append(errs, unmapPair(p.m, one))
+		for _, b := range [][]byte{one.send, one.recv} {
+			if b != nil {
+				errs = append(errs, p.m.Unmap(b[:Pages(len(b))+PageSize]))
+			}
+		}
 	}
 	p.pairs = nil
 	return errors.Join(errs...)

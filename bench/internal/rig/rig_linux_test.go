@@ -1,12 +1,15 @@
 package rig
 
 import (
+	"context"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"example.com/holdfast/bench/internal/memory"
+	"example.com/holdfast/bench/internal/pingpong"
 	"example.com/holdfast/internal/childtest"
 )
 
@@ -40,6 +43,40 @@ func TestPairs(t *testing.T) {
 		before := fds()
 		open()
 		require.Equal(t, before, fds(), "descriptors")
+	})
+}
+
+// The kinds of buffers do to the cache what they are there for: one pair hits
+// every time, and all others never.
+func TestWhatBuffersDoToTheCache(t *testing.T) {
+	childtest.Run(t, time.Minute, nil, func(t *testing.T) {
+		g, err := Open()
+		require.NoError(t, err)
+		defer func() { require.NoError(t, g.Close()) }()
+		for _, kind := range memory.Kinds() {
+			p, err := g.NewPair("pin")
+			require.NoError(t, err)
+			var game pingpong.Game
+			for i := range game.Ranks {
+				src, err := memory.NewSource(g.Mapper, kind, 65536, PoolPairs)
+				require.NoError(t, err)
+				defer func() { require.NoError(t, src.Close()) }()
+				game.Ranks[i] = pingpong.Rank{End: p.Ends[i], Buffers: src}
+			}
+			const repetitions = 60
+			s, err := game.Play(context.Background(), 0, repetitions)
+			require.NoError(t, err)
+			require.Zero(t, s.Wrong)
+			st := p.Caches[0].Stats()
+			if kind == memory.Same {
+				require.LessOrEqual(t, st.Registrations, uint64(4), "%v: %+v", kind, st)
+				require.GreaterOrEqual(t, st.Hits, uint64(2*repetitions-4), "%v: %+v", kind, st)
+			} else {
+				require.GreaterOrEqual(t, st.Registrations, uint64(2*repetitions), "%v: %+v", kind, st)
+				require.Zero(t, st.Hits, "%v: %+v", kind, st)
+			}
+			require.NoError(t, p.Close())
+		}
 	})
 }
 
