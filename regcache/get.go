@@ -115,13 +115,13 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 		}
 		// Somebody registers the same range. What he makes is taken by looking
 		// it up like anybody's, with all the checks; if it cannot be kept it is
-		// his alone. His failure is ours too, unless the memory may have been
-		// mapped since.
+		// his alone. His failure is ours too, unless he asked for more than we
+		// do, or the memory may have been mapped since.
 		joined++
 		c.mu.Unlock()
 		<-f.done
 		c.mu.Lock()
-		if f.err != nil && !errors.Is(f.err, hca.ErrBadAddress) {
+		if f.err != nil && f.access == a && !errors.Is(f.err, hca.ErrBadAddress) {
 			c.count.joinedErrors++
 			return nil, f.err
 		}
@@ -134,14 +134,15 @@ func (c *Cache) keepable(held unsafe.Pointer) bool {
 }
 
 // whatToRegister is the range to register for g: whole pages, because memory is
-// mapped and unmapped by pages; but exactly g if it cannot be kept.
+// mapped and unmapped by pages; but exactly g if it cannot be kept, or if the
+// last of its pages is the last of the address space, which has no end address.
 //
 // Whole pages are right for held memory too, although the rest of its first and
 // last page belongs to other objects: a page of which a part is alive is neither
 // unmapped nor given back, so what is registered stays that address's page.
 func (c *Cache) whatToRegister(g hca.Range, held unsafe.Pointer) hca.Range {
-	if !c.keepable(held) {
-		return g
+	if pages := g.Pages(c.info.PageSize); c.keepable(held) && pages.Contains(g) {
+		return pages
 	}
-	return g.Pages(c.info.PageSize)
+	return g
 }

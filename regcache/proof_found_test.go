@@ -1,0 +1,66 @@
+package regcache
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"example.com/holdfast/hca"
+)
+
+// What the proof found, each reduced to the few steps that show it.
+
+// Who joins a registration that asks for more than he does must not get its
+// error: the memory may well allow what he wants.
+func TestJoinedErrorIsNotThatOfWiderAccess(t *testing.T) {
+	c, b, _ := rig(t, hca.MemForeign, Config{SweepEvery: -1})
+	began, joined := make(chan struct{}), make(chan struct{})
+	b.onRegister = func(_ hca.Range, a hca.Access) error {
+		if a.Writes() { // read-only memory
+			close(began)
+			<-joined
+			return hca.ErrAccess
+		}
+		return nil
+	}
+	writer := make(chan error)
+	go func() {
+		_, err := c.Get(at(0, 1), hca.LocalWrite)
+		writer <- err
+	}()
+	<-began
+	reader := make(chan error)
+	go func() {
+		r, err := c.Get(at(0, 1), hca.LocalRead)
+		if err == nil {
+			r.Release()
+		}
+		reader <- err
+	}()
+	for running := 0; running < 2; {
+		c.mu.Lock()
+		running = c.running
+		c.mu.Unlock()
+	}
+	close(joined)
+	require.ErrorIs(t, <-writer, hca.ErrAccess)
+	require.NoError(t, <-reader)
+}
+
+// The last page of the address space cannot be rounded up to a whole one. What
+// is answered must cover what was asked for all the same.
+func TestLastPageOfTheAddressSpace(t *testing.T) {
+	c, _, _ := rig(t, hca.MemOwned, Config{SweepEvery: -1})
+	for _, g := range []hca.Range{
+		{Addr: math.MaxUint64 - 100, Len: 50},
+		{Addr: math.MaxUint64 - pg - 100, Len: pg + 50},
+		{Addr: 1, Len: math.MaxUint64 - 1},
+	} {
+		for range 2 {
+			r := mustGet(t, c, g, 0)
+			require.True(t, r.Range().Contains(g), "%v for %v", r.Range(), g)
+			r.Release()
+		}
+	}
+}
