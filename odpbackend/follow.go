@@ -103,7 +103,7 @@ func (p *Prefetcher) goneLocked(r hca.Range) {
 		// Of a job for several requests the others stay, apart: what is left
 		// of the range around them may have a hole now.
 		for _, q := range j.reqs {
-			one := &job{sge: q.sge, write: j.write, reqs: []request{q}, tries: j.tries, alone: true}
+			one := &job{sge: q.sge, write: j.write, reqs: []request{q}, alone: true}
 			if q.sge.Range().Overlaps(r) {
 				p.flushLocked(one, hca.ErrBadAddress)
 			} else {

@@ -130,9 +130,9 @@ func (p *Prefetcher) finish(id uint64, status hca.WCStatus, err error) {
 		p.mu.pending = append(p.mu.pending, j)
 	case len(j.reqs) > 1:
 		// One that cannot be done must not keep the others from it: each gets
-		// a call, and an answer, of its own.
+		// calls, and an answer, of its own.
 		for _, r := range j.reqs {
-			p.mu.pending = append(p.mu.pending, &job{sge: r.sge, write: j.write, reqs: []request{r}, tries: j.tries, alone: true})
+			p.mu.pending = append(p.mu.pending, &job{sge: r.sge, write: j.write, reqs: []request{r}, alone: true})
 		}
 	default:
 		p.mu.count.failed++
