@@ -46,7 +46,8 @@ func (c *Cache) mergeLocked(g hca.Range, a hca.Access) (hca.Range, hca.Access, b
 
 // runLocked looks for up to mergeRun-1 neighbours of g on one side, no longer
 // than g's tier, each touching the one before, and answers with g joined with
-// them, what they allow, and how many they are.
+// them, what they allow, and how many they are. One that is in use does not
+// count: it could not be dropped, so its bytes would be pinned twice.
 func (c *Cache) runLocked(g hca.Range, side int) (hca.Range, hca.Access, int) {
 	tier := c.sizeTier(g.Len)
 	var a hca.Access
@@ -58,7 +59,7 @@ func (c *Cache) runLocked(g hca.Range, side int) (hca.Range, hca.Access, int) {
 		var r *Region
 		if n < mergeRun-1 {
 			c.index.findAll(next, func(f *Region) bool {
-				if f.check != checkNothing && c.sizeTier(f.end-f.start) <= tier {
+				if f.check != checkNothing && f.state.Load()&stRefs == 0 && c.sizeTier(f.end-f.start) <= tier {
 					r = f
 				}
 				return r == nil
