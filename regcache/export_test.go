@@ -10,4 +10,8 @@ const (
 
 // Omit leaves parts out of the protocol that a hit follows, so that a test can
 // see that the kernel needs each of them. Call it before anybody calls Get.
-func (c *Cache) Omit(parts uint8) { c.omit = omission(parts) }
+func (c *Cache) Omit(parts uint8) {
+	c.mu.Lock() // of the reaper
+	defer c.mu.Unlock()
+	c.omit = omission(parts)
+}

@@ -75,7 +75,7 @@ func TestC3_Freed(t *testing.T) {
 		l := k.newLink(t, pages*page)
 		whole := hca.Range{Addr: place(5), Len: pages * page}
 		gone := make(chan struct{}, 16)
-		k.back.gone = func(*hca.MR) { gone <- struct{}{} }
+		k.back.on(func(c *counting) { c.gone = func(*hca.MR) { gone <- struct{}{} } })
 		taken := 0
 		for range rounds(50) {
 			k.mapAt(t, memories[0], whole, isFree)
@@ -187,15 +187,15 @@ func TestC7_PageOfAHeldRegion(t *testing.T) {
 		const pages = 64
 		l := k.newLink(t, pages*page)
 		var dropped keyCounts
-		k.back.gone = func(mr *hca.MR) { dropped.add(mr) }
+		k.back.on(func(c *counting) { c.gone = func(mr *hca.MR) { dropped.add(mr) } })
 		whole := hca.Range{Addr: place(7), Len: pages * page}
 		for round := range rounds(100) {
 			k.mapAt(t, memories[round%2*4], whole, isFree) // private, populated or not
 			l.write(bytesAt(whole))
 			var mr *hca.MR
-			k.back.after = func(m *hca.MR) { mr = m }
+			k.back.on(func(c *counting) { c.after = func(m *hca.MR) { mr = m } })
 			old := k.get(t, whole, allWays)
-			k.back.after = nil
+			k.back.on(func(c *counting) { c.after = nil })
 			require.Equal(t, old.LKey(), mr.LKey)
 			hole := hca.Range{Addr: whole.Addr + uint64(1+round%62)*page, Len: page}
 			require.NoError(t, k.mem.madvise(hole, unix.MADV_DONTNEED))

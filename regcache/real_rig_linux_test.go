@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -234,7 +235,9 @@ func (k *kit) get(t testing.TB, g hca.Range, a hca.Access) *regcache.Region {
 // counting is a Backend that counts what is out, and has places for hooks.
 type counting struct {
 	regcache.Backend
-	before func(g hca.Range) // ahead of each Register; set before the cache is used
+
+	// guarded by mu; called without it
+	before func(g hca.Range) // ahead of each Register
 	after  func(mr *hca.MR)  // behind each Register that worked
 	drop   func(mr *hca.MR)  // ahead of each Deregister
 	gone   func(mr *hca.MR)  // behind each Deregister
@@ -245,8 +248,9 @@ type counting struct {
 }
 
 func (c *counting) Register(g hca.Range, a hca.Access) (*hca.MR, error) {
-	if c.before != nil {
-		c.before(g)
+	before, after, _, _ := c.hooks()
+	if before != nil {
+		before(g)
 	}
 	mr, err := c.Backend.Register(g, a)
 	if err != nil {
@@ -255,15 +259,16 @@ func (c *counting) Register(g hca.Range, a hca.Access) (*hca.MR, error) {
 	c.mu.Lock()
 	c.out[mr]++
 	c.mu.Unlock()
-	if c.after != nil {
-		c.after(mr)
+	if after != nil {
+		after(mr)
 	}
 	return mr, nil
 }
 
 func (c *counting) Deregister(mr *hca.MR) error {
-	if c.drop != nil {
-		c.drop(mr)
+	_, _, drop, gone := c.hooks()
+	if drop != nil {
+		drop(mr)
 	}
 	c.mu.Lock()
 	if c.out[mr]--; c.out[mr] < 0 {
@@ -274,12 +279,29 @@ func (c *counting) Deregister(mr *hca.MR) error {
 	}
 	c.mu.Unlock()
 	err := c.Backend.Deregister(mr)
-	if c.gone != nil {
-		c.gone(mr)
+	if gone != nil {
+		gone(mr)
 	}
 	return err
 }
 
+// on changes the hooks: the reaper may be in the backend at any time.
+func (c *counting) on(change func(c *counting)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(c)
+}
+
+func (c *counting) hooks() (before func(hca.Range), after, drop, gone func(*hca.MR)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.before, c.after, c.drop, c.gone
+}
+
+// live is how many registrations are out.
+func (c *counting) live() int { c.mu.Lock(); defer c.mu.Unlock(); return len(c.out) }
+
+// twice is how many were dropped that were not out.
 func (c *counting) twice() int { c.mu.Lock(); defer c.mu.Unlock(); return c.doubles }
 
 // mapper is how the program changes its address space.
@@ -646,4 +668,44 @@ func together(t *testing.T, fs ...func() error) {
 	}
 	wg.Wait()
 	require.NoError(t, errors.Join(errs...))
+}
+
+// heapInUse is what the Go heap holds after everything that can go has gone.
+func heapInUse() uint64 {
+	var ms runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&ms)
+	return ms.HeapAlloc
+}
+
+// awaitSettled waits until no event is on its way; the child's hard limit
+// bounds it.
+func awaitSettled(k *kit) {
+	for k.mon.Counter().Load()&hca.Unsettled != 0 || k.mon.UnderWay(1<<4-1) && k.name != owned.name {
+		runtime.Gosched()
+	}
+}
+
+// mappings is how many mappings this process has.
+func mappings(t testing.TB) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	return bytes.Count(b, []byte("\n"))
+}
+
+// threads gives the threads of this process. Those that they start inherit
+// what is set for them.
+func threads(t testing.TB) []int {
+	t.Helper()
+	dir, err := os.ReadDir("/proc/self/task")
+	require.NoError(t, err)
+	var tids []int
+	for _, e := range dir {
+		tid, err := strconv.Atoi(e.Name())
+		require.NoError(t, err)
+		tids = append(tids, tid)
+	}
+	return tids
 }

@@ -67,7 +67,7 @@ func TestC1_NeverTheOldRegistration(t *testing.T) {
 	inWorlds(t, time.Minute, nil, []world{foreign, owned, strict}, regcache.Config{}, func(t *testing.T, k *kit) {
 		mapping, buf := shapes[2].at(place(0))
 		var made []*hca.MR
-		k.back.after = func(mr *hca.MR) { made = append(made, mr) }
+		k.back.on(func(c *counting) { c.after = func(mr *hca.MR) { made = append(made, mr) } })
 		for range rounds(500) {
 			k.mapAt(t, memories[0], mapping, isFree)
 			bytesAt(mapping)[page] = 1
@@ -268,16 +268,16 @@ func TestC12_GoneInsideTheBackend(t *testing.T) {
 							t.Error(err)
 						}
 					}
-					k.back.before, k.back.after = nil, nil
+					k.back.on(func(c *counting) { c.before, c.after = nil, nil })
 					if when == "before" {
-						k.back.before = func(hca.Range) { swap() }
+						k.back.on(func(c *counting) { c.before = func(hca.Range) { swap() } })
 					} else {
-						k.back.after = func(*hca.MR) { swap() }
+						k.back.on(func(c *counting) { c.after = func(*hca.MR) { swap() } })
 					}
 					r := k.get(t, buf, allWays)
 					require.True(t, swapped || k.blind)
 					r.Release()
-					k.back.before, k.back.after = nil, nil
+					k.back.on(func(c *counting) { c.before, c.after = nil, nil })
 					// The first registration is of memory that is gone.
 					require.NoError(t, l.use(k.cache, buf))
 					k.unmap(t, mapping)
