@@ -82,7 +82,7 @@ func Open(cfg Live) (*Device, error) {
 	}
 	d.attr = hca.Attr{
 		Name:      cfg.Name,
-		MaxMR:     maxPinned,
+		MaxMR:     maxPinned, // of the fabric: its devices share them
 		MaxMsg:    maxMsg,
 		MaxQP:     maxQP,
 		MaxCQ:     maxCQ,

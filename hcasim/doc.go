@@ -45,5 +45,5 @@
 //	  queuePair.mu
 //	    completionQueue.mu
 //	  workers.mu, table.mu
-//	ringHost.mu  (the ring and the wire; taken with none of the above held)
+//	ringHost.mu  (the ring and the wire), lesserHost.mu: last, and nothing inside
 package hcasim

@@ -11,6 +11,7 @@ import (
 	"example.com/holdfast/internal/childtest"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 // held is what a process holds that a device could leave behind.
@@ -123,4 +124,28 @@ func TestClosed(t *testing.T) {
 	_, err = Open(Live{Workers: -1})
 	require.ErrorIs(t, err, hca.ErrInvalid)
 	require.ErrorContains(t, err, "Live.Workers")
+}
+
+// A child of the process inherits neither ring nor wire.
+func TestCloseOnExec(t *testing.T) {
+	a, _ := full(t)
+	fds, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	rings := 0
+	for _, fd := range fds {
+		target, _ := os.Readlink("/proc/self/fd/" + fd.Name()) // the directory's own is gone
+		if !strings.Contains(target, "io_uring") {
+			continue
+		}
+		rings++
+		info, err := os.ReadFile("/proc/self/fdinfo/" + fd.Name())
+		require.NoError(t, err)
+		require.Regexp(t, "(?m)^flags:\\s+0?2[0-7]{6}$", string(info), "without O_CLOEXEC")
+	}
+	require.Equal(t, 1, rings)
+	for _, fd := range a.fab.host.(*ringHost).pipe {
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		require.NoError(t, err)
+		require.NotZero(t, flags&unix.FD_CLOEXEC)
+	}
 }

@@ -23,6 +23,8 @@ type lesserHost struct {
 	form string
 	pid  uintptr
 	page uint64
+	// populates says that the kernel has MADV_POPULATE_READ and _WRITE.
+	populates bool
 
 	bytes [2]byte // on the heap, which does not move as a stack does
 
@@ -32,9 +34,12 @@ type lesserHost struct {
 
 func newLesserHost(why string) (host, error) {
 	h := &lesserHost{
-		form:  "mlock and process_vm_readv (lesser form, without stale pages: " + why + ")",
-		pid:   uintptr(os.Getpid()),
-		page:  uint64(unix.Getpagesize()),
+		form: "mlock and process_vm_readv (lesser form, without stale pages: " + why + ")",
+		pid:  uintptr(os.Getpid()),
+		page: uint64(unix.Getpagesize()),
+
+		populates: hasPopulate(),
+
 		locks: map[uint64]uint32{},
 	}
 	if n, err := h.readv(h.scratch(0), h.scratch(1), 1); n != 1 {
@@ -55,19 +60,15 @@ func (h *lesserHost) describe(a *hca.Attr) {
 }
 
 func (h *lesserHost) pin(_ uint32, r hca.Range, a hca.Access) error {
-	// mlock does not care for writing.
-	if err := explainMemory(r, a.Writes(), false); err != nil {
+	pages := r.Pages(h.page)
+	if err := h.fault(pages, a.Writes()); err != nil {
 		return err
 	}
-	pages := r.Pages(h.page)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if errno := mlock(unix.SYS_MLOCK, pages); errno != 0 {
 		// It may have locked part: what nobody else holds is let go again.
 		_ = h.unlockFree(pages) // the memory can be gone, and the first error is what counts
-		if err := explainMemory(r, a.Writes(), false); err != nil {
-			return err
-		}
 		switch errno {
 		case unix.ENOMEM, unix.EPERM: // EPERM: the limit is 0
 			return noMemory("this process, which")
@@ -80,6 +81,28 @@ func (h *lesserHost) pin(_ uint32, r hca.Range, a hca.Access) error {
 		h.locks[p]++
 	}
 	return nil
+}
+
+// fault brings whole pages in, for writing if that is wanted, as pinning them
+// would. mlock does not tell memory that is not there from a limit, and does
+// not care for writing.
+func (h *lesserHost) fault(pages hca.Range, writes bool) error {
+	if !h.populates {
+		return explainMemory(pages, writes, false)
+	}
+	advice := hca.Prefetch
+	if writes {
+		advice = hca.PrefetchWrite
+	}
+	err := populate(pages, advice)
+	if err == nil || errors.Is(err, hca.ErrAgain) {
+		return err
+	}
+	if e := explainMemory(pages, writes, false); e != nil {
+		return e
+	}
+	return &hca.OpError{Detail: "the kernel cannot bring it in", Err: hca.ErrBadAddress,
+		Hint: "does it lie behind the end of its file?"}
 }
 
 func (h *lesserHost) unpin(_ uint32, r hca.Range) error {

@@ -52,6 +52,19 @@ func TestLocksAreCounted(t *testing.T) {
 		require.NoError(t, a.Deregister(mid))
 		require.Zero(t, status(t).VmLck)
 
+		// What cannot be had leaves nothing locked: the second page of this
+		// mapping lies behind the end of its file.
+		fd, err := unix.MemfdCreate("short", unix.MFD_CLOEXEC)
+		require.NoError(t, err)
+		require.NoError(t, unix.Ftruncate(fd, page))
+		short, err := unix.Mmap(fd, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		require.NoError(t, err)
+		_, err = a.Register(hca.RangeOf(short), hca.LocalWrite)
+		require.ErrorIs(t, err, hca.ErrBadAddress)
+		require.Zero(t, status(t).VmLck)
+		require.NoError(t, unix.Munmap(short))
+		require.NoError(t, unix.Close(fd))
+
 		// Memory that went away under its registration is no obstacle.
 		gone := hcatest.Map(t, page)
 		mr := hcatest.Register(t, a, gone, hca.LocalWrite)

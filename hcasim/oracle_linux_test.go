@@ -1,6 +1,7 @@
 package hcasim
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -148,4 +149,63 @@ func TestNoKeysLeft(t *testing.T) {
 		}
 		require.Zero(t, status(t).VmPin)
 	})
+}
+
+// A key does not come back to life when its slot is used again.
+func TestStaleKeyOfUsedSlot(t *testing.T) {
+	a, b := full(t)
+	x, _ := hcatest.Connect(t, a, b, hca.QPConfig{})
+	src, dst := hcatest.Map(t, page), hcatest.Map(t, page)
+	ms := hcatest.Register(t, a, src, hcatest.Everything)
+	old, err := b.Register(hca.RangeOf(dst), hcatest.Everything)
+	require.NoError(t, err)
+	require.NoError(t, b.Deregister(old))
+	var now *hca.MR
+	for range maxPinned {
+		now, err = b.Register(hca.RangeOf(dst), hcatest.Everything)
+		require.NoError(t, err)
+		require.NotEqual(t, old.RKey, now.RKey)
+		if keyIndex(now.RKey) == keyIndex(old.RKey) {
+			break
+		}
+		require.NoError(t, b.Deregister(now))
+	}
+	require.Equal(t, keyIndex(old.RKey), keyIndex(now.RKey), "the slot is in use again")
+	require.NoError(t, x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: hcatest.SGE(ms, src), Remote: hcatest.Remote(old, dst)}))
+	hcatest.Want(t, x.SendCQ, 1, hca.WCRemAccessErr)
+	require.NoError(t, b.Deregister(now))
+}
+
+// A registration that fails gives its place back.
+func TestFailedPinLeavesNothing(t *testing.T) {
+	a, _ := full(t)
+	for range 5 {
+		_, err := a.Register(hca.Range{Addr: page, Len: page}, 0)
+		require.ErrorIs(t, err, hca.ErrBadAddress)
+	}
+	require.Equal(t, a.fab.pinned.fresh, a.fab.pinned.used, "handed out and given back")
+	require.Zero(t, a.Counters().Registrations)
+	require.Zero(t, a.Counters().PinnedNow)
+}
+
+// Deregister returns only when the transfer that uses the memory is done.
+func TestDeregisterWaits(t *testing.T) {
+	a, b := full(t)
+	x, _ := hcatest.Connect(t, a, b, hca.QPConfig{})
+	const n = 64 << 20 // about 15 ms
+	src, dst := hcatest.Map(t, n), hcatest.Map(t, n)
+	ms := hcatest.Register(t, a, src, hca.OnDemand)
+	md := hcatest.Register(t, b, dst, hcatest.Everything|hca.OnDemand)
+	posted := make(chan error, 1)
+	go func() {
+		posted <- x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: hcatest.SGE(ms, src), Remote: hcatest.Remote(md, dst)})
+	}()
+	reg := md.Handle.(*region)
+	for deadline := time.Now().Add(10 * time.Second); reg.state.Load() == 0; runtime.Gosched() {
+		require.True(t, time.Now().Before(deadline), "the transfer never began")
+	}
+	require.NoError(t, b.Deregister(md))
+	require.Equal(t, regionDead, int(reg.state.Load()), "nobody uses it")
+	require.NoError(t, <-posted)
+	hcatest.Want(t, x.SendCQ, 1, hca.WCSuccess)
 }

@@ -2,6 +2,7 @@ package hcatest
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 var queueParts = []part{
 	{name: "ReceiverNotReady", run: testNotReady},
+	{name: "NotReadyRaces", run: testNotReadyRaces},
 	{name: "RetriesUsedUp", run: testRetriesUsedUp},
 	{name: "NoRetries", run: testNoRetries},
 	{name: "PeerClosesWhileWaiting", run: testPeerClosesWhileWaiting},
@@ -39,6 +41,58 @@ func testNotReady(t *testing.T, a, b hca.Device) {
 	Want(t, r.x.SendCQ, 3, hca.WCSuccess)
 	require.Equal(t, r.src[:4], r.dst[:4])
 	require.NotZero(t, a.Counters().RNRNaks)
+}
+
+// Sender and receiver in a tight race for who is first: no wake-up is lost.
+func testNotReadyRaces(t *testing.T, a, b hca.Device) {
+	r := newRig(t, a, b, page, hca.QPConfig{})
+	const rounds = 20000
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	take := func(cq hca.CQ) error {
+		var wc [1]hca.WC
+		for {
+			n, err := cq.Poll(wc[:])
+			switch {
+			case err != nil:
+				return err
+			case n == 1 && wc[0].Status != hca.WCSuccess:
+				return wc[0].Status
+			case n == 1:
+				return nil
+			}
+			if err := cq.Wait(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	each := func(f func(i int) error) chan error {
+		done := make(chan error, 1)
+		go func() {
+			for i := range rounds {
+				if err := f(i); err != nil {
+					done <- fmt.Errorf("round %d: %w", i, err)
+					return
+				}
+			}
+			done <- nil
+		}()
+		return done
+	}
+	receiver := each(func(i int) error {
+		if err := r.y.QP.PostRecv(hca.RecvWR{ID: uint64(i), SGE: SGE(r.md, r.dst[:8])}); err != nil {
+			return err
+		}
+		return take(r.y.RecvCQ)
+	})
+	sender := each(func(i int) error {
+		if err := r.x.QP.PostSend(hca.SendWR{ID: uint64(i), Op: hca.Send, SGE: SGE(r.ms, r.src[:8])}); err != nil {
+			return err
+		}
+		return take(r.x.SendCQ)
+	})
+	require.NoError(t, <-sender)
+	require.NoError(t, <-receiver)
 }
 
 func testRetriesUsedUp(t *testing.T, a, b hca.Device) {
