@@ -45,7 +45,8 @@ flags:
                     for stale: rounds of each loop
   -backend list     of direct, pin, odp (all)
   -buffers list     of same, fresh, fresh-same-va, pool (all)
-  -device name      live: an adapter in software over this process's memory (live)
+  -device name      live: an adapter in software over this process's memory;
+                    verbs:NAME: a real adapter, in a build with -tags verbs (live)
   -time seconds     that a sample may take: fewer repetitions if need be (0.1)
   -h                this text
 

@@ -3,7 +3,6 @@ package rig
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"example.com/holdfast/bench/internal/memory"
 	"example.com/holdfast/hca"
@@ -22,18 +21,19 @@ type Rig struct {
 // CheckDevice says what is wrong with the name of a device, in words for the
 // command line.
 func CheckDevice(name string) error {
-	switch {
-	case name == "live":
-		return nil
-	case strings.HasPrefix(name, "verbs:"):
-		return fmt.Errorf("%q: this build has no verbs devices; only live", name)
+	if adapter, ok := verbsName(name); ok {
+		return checkVerbs(name, adapter)
 	}
-	return fmt.Errorf("%q is not live", name)
+	if name != "live" {
+		return fmt.Errorf("%q is neither live nor verbs:NAME", name)
+	}
+	return nil
 }
 
-// Open opens two live devices of one fabric and the best monitor that the
-// machine has. Errors are those of hcasim and intercept.
-func Open() (g *Rig, err error) {
+// Open opens two devices that can reach each other, and the best monitor that
+// the machine has: for "live", two of one fabric in software; for "verbs:NAME",
+// a real adapter twice. Errors are those of the devices and of intercept.
+func Open(device string) (g *Rig, err error) {
 	g = &Rig{}
 	defer func() {
 		if err != nil {
@@ -41,15 +41,13 @@ func Open() (g *Rig, err error) {
 			g = nil
 		}
 	}()
-	if g.fabric, err = hcasim.NewFabric(hcasim.FabricConfig{}); err != nil {
-		return g, err
+	if adapter, ok := verbsName(device); ok {
+		err = g.openVerbs(adapter)
+	} else {
+		err = g.openLive()
 	}
-	for i := range g.Devices {
-		dev, err := hcasim.Open(hcasim.Live{Fabric: g.fabric, Name: fmt.Sprintf("live%d", i)})
-		if err != nil {
-			return g, err
-		}
-		g.Devices[i] = dev
+	if err != nil {
+		return g, err
 	}
 	if g.Monitor, err = intercept.Auto(); err != nil {
 		return g, err
@@ -59,6 +57,28 @@ func Open() (g *Rig, err error) {
 		g.Mapper = memory.Owned{Monitor: g.Monitor}
 	}
 	return g, nil
+}
+
+// openLive opens two adapters in software.
+func (g *Rig) openLive() (err error) {
+	if g.fabric, err = hcasim.NewFabric(hcasim.FabricConfig{}); err != nil {
+		return err
+	}
+	return g.fill(func(i int) (hca.Device, error) {
+		return hcasim.Open(hcasim.Live{Fabric: g.fabric, Name: fmt.Sprintf("live%d", i)})
+	})
+}
+
+// fill opens the devices.
+func (g *Rig) fill(open func(i int) (hca.Device, error)) error {
+	for i := range g.Devices {
+		dev, err := open(i)
+		if err != nil {
+			return err
+		}
+		g.Devices[i] = dev
+	}
+	return nil
 }
 
 // Lines say what runs, one line each: the form of the device and what it

@@ -21,7 +21,7 @@ func TestPairs(t *testing.T) {
 			return len(e)
 		}
 		open := func() {
-			g, err := Open()
+			g, err := Open("live")
 			require.NoError(t, err)
 			require.Len(t, g.Lines(), 2)
 			require.Contains(t, g.Lines()[0][1], g.Devices[0].Attr().Form)
@@ -50,7 +50,7 @@ func TestPairs(t *testing.T) {
 // every time, and all others never.
 func TestWhatBuffersDoToTheCache(t *testing.T) {
 	childtest.Run(t, time.Minute, nil, func(t *testing.T) {
-		g, err := Open()
+		g, err := Open("live")
 		require.NoError(t, err)
 		defer func() { require.NoError(t, g.Close()) }()
 		for _, kind := range memory.Kinds() {
@@ -93,7 +93,7 @@ func TestParseBackends(t *testing.T) {
 func TestCheckDevice(t *testing.T) {
 	require.NoError(t, CheckDevice("live"))
 	require.ErrorContains(t, CheckDevice("verbs:mlx5_0"), "no verbs devices")
-	require.ErrorContains(t, CheckDevice("mlx5_0"), "not live")
+	require.ErrorContains(t, CheckDevice("mlx5_0"), "neither live")
 }
 
 // The pool has more buffers than a cache may keep.

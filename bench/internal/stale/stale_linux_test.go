@@ -18,7 +18,7 @@ const (
 
 func open(t *testing.T) *rig.Rig {
 	t.Helper()
-	g, err := rig.Open()
+	g, err := rig.Open("live")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, g.Close(), "nothing is left on the devices") })
 	return g
