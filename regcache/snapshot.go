@@ -90,7 +90,10 @@ func (c *Cache) Snapshot() []RegionInfo {
 	c.mu.Unlock()
 
 	slices.SortFunc(list, func(a, b RegionInfo) int {
-		return cmp.Or(cmp.Compare(a.Range.Addr, b.Range.Addr), cmp.Compare(a.Range.Len, b.Range.Len), cmp.Compare(a.LKey, b.LKey))
+		if a.Range.Addr != b.Range.Addr {
+			return cmp.Compare(a.Range.Addr, b.Range.Addr)
+		}
+		return cmp.Or(cmp.Compare(a.Range.Len, b.Range.Len), cmp.Compare(a.LKey, b.LKey))
 	})
 	return list
 }
