@@ -405,7 +405,6 @@ func (k *kit) unmap(t testing.TB, g hca.Range) {
 // link is a connection from the cache's device to the peer's, with a buffer at
 // the peer. It is for one goroutine.
 type link struct {
-	t        testing.TB
 	own, far hca.QP
 	ownCQ    hca.CQ
 	farCQ    hca.CQ
@@ -419,10 +418,17 @@ type link struct {
 
 var linkNumber atomic.Uint64
 
+// linkTest is what a link needs of a test, or of one run of a property.
+type linkTest interface {
+	require.TestingT
+	Helper()
+	Cleanup(func())
+}
+
 // newLink makes a link for transfers of up to n bytes.
-func (k *kit) newLink(t testing.TB, n int) *link {
+func (k *kit) newLink(t linkTest, n int) *link {
 	t.Helper()
-	l := &link{t: t, seed: linkNumber.Add(1) << 40}
+	l := &link{seed: linkNumber.Add(1) << 40}
 	var err error
 	l.ownCQ, err = k.a.NewCQ(16)
 	require.NoError(t, err)
