@@ -22,12 +22,22 @@ func Map(t testing.TB, n int) []byte {
 
 // Hole maps n bytes without those in [from, to), whole pages, until the end of
 // the test. Touching the hole kills the process: only its addresses may be
-// used. The kernel may give it to the next mmap that fits: make it after every
-// other mapping of the test, and a page long.
+// used. The mapping lies in the middle of the address space, far below where
+// the kernel puts what others map, so that nobody is given the hole.
 func Hole(t testing.TB, n, from, to int) []byte {
 	t.Helper()
-	addr, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	require.NoError(t, err)
+	middle := uintptr(hca.RangeOf(Map(t, page)).Addr) / 2 &^ (1<<21 - 1)
+	var addr unsafe.Pointer
+	for i := uintptr(0); ; i++ {
+		var err error
+		addr, err = unix.MmapPtr(-1, 0, pointer(middle+i<<30), uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
+		if err == nil {
+			break
+		}
+		require.ErrorIs(t, err, unix.EEXIST)
+		require.Less(t, i, uintptr(100), "no room in the middle of the address space")
+	}
 	m := unsafe.Slice((*byte)(addr), n)
 	unmap := func(from, to int) {
 		require.NoError(t, unix.MunmapPtr(unsafe.Add(addr, from), uintptr(to-from)))
@@ -72,3 +82,6 @@ func mincore(m, vec []byte) error {
 	}
 	return nil
 }
+
+// pointer makes an address that belongs to no Go object a pointer.
+func pointer(addr uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
