@@ -22,7 +22,12 @@
 // most 1 GiB each; pins are always for writing, so read-only memory registers
 // on demand only; the lock limit counts per user, not per process, and not for
 // who has CAP_IPC_LOCK; a small buffer on a huge page is charged as the whole
-// huge page. No UD transport and no atomics.
+// huge page. No UD transport.
+//
+// Atomics are done by a CPU instruction, at the address, and so on the pages
+// that are mapped there now; nothing in io_uring can do one on a pinned page.
+// That is the one thing in which a stale pinned key does not act as on a real
+// adapter: it changes the new memory and not the old.
 //
 // Where io_uring is forbidden (in a container, as a rule) the device comes in a
 // lesser form, which Attr().Lesser and Form say: pins by mlock and transfers

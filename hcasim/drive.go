@@ -51,6 +51,9 @@ func (q *queuePair) completeLocked(r *request, status hca.WCStatus) {
 	case hca.RDMARead:
 		wc.Op, wc.Len = hca.WCRDMARead, r.total
 		add(&c.reads, status)
+	case hca.AtomicCmpSwap, hca.AtomicFetchAdd:
+		wc.Op, wc.Len = hca.WCAtomic, r.total
+		add(&c.atomics, status)
 	default:
 		wc.Op = hca.WCSend
 		add(&c.sends, status)

@@ -18,7 +18,7 @@ const statusNotReady hca.WCStatus = 1 << 31
 // peer that is gone, in error or connected elsewhere: WCRetryExcErr.
 func (q *queuePair) execute(r *request) hca.WCStatus {
 	need := hca.LocalRead
-	if r.wr.Op == hca.RDMARead {
+	if r.wr.Op == hca.RDMARead || isAtomic(r.wr.Op) {
 		need = hca.LocalWrite
 	}
 	var ok bool
@@ -31,8 +31,11 @@ func (q *queuePair) execute(r *request) hca.WCStatus {
 	if status := q.peer.begin(q, takesRecv); status != hca.WCSuccess {
 		return status
 	}
-	if r.wr.Op == hca.Send || r.wr.Op == hca.SendWithImm {
+	switch {
+	case r.wr.Op == hca.Send || r.wr.Op == hca.SendWithImm:
 		return q.executeSend(r)
+	case isAtomic(r.wr.Op):
+		return q.executeAtomic(r)
 	}
 	return q.executeRDMA(r)
 }

@@ -18,6 +18,11 @@ type host interface {
 	// on which side it could not go on. Part may have been copied then.
 	move(dst, src span) side
 
+	// atomic does the AtomicCmpSwap or AtomicFetchAdd of wr on the 8 bytes at
+	// at, aligned, and answers what was there before. It is atomic against
+	// every CPU and against other atomics of the adapter.
+	atomic(at span, wr *hca.SendWR) (old uint64, bad side)
+
 	// populate makes the pages of r ready, as Advise asks; r is whole pages.
 	populate(r hca.Range, advice hca.Advice) error
 

@@ -179,6 +179,8 @@ func (h *lesserHost) readv(dst, src, n uint64) (uint64, error) {
 	return uint64(got), nil
 }
 
+func (h *lesserHost) atomic(at span, wr *hca.SendWR) (uint64, side) { return cpuAtomic(at.addr, wr) }
+
 func (h *lesserHost) populate(r hca.Range, advice hca.Advice) error { return populate(r, advice) }
 
 func (h *lesserHost) close() error { return nil }

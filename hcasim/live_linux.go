@@ -38,7 +38,7 @@ func newHost(cfg FabricConfig) (host, error) {
 // describeMemory fills in what both forms have in common: the kernel faults
 // pages in for the adapter as it does for a CPU.
 func describeMemory(a *hca.Attr) {
-	const ops = hca.ODPSend | hca.ODPRecv | hca.ODPWrite | hca.ODPRead
+	const ops = hca.ODPSend | hca.ODPRecv | hca.ODPWrite | hca.ODPRead | hca.ODPAtomic
 	a.PageSize = uint64(unix.Getpagesize())
 	a.ODP = hca.ODPCaps{Support: true, Implicit: true, Prefetch: hasPopulate(), RC: ops}
 }

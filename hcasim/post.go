@@ -12,13 +12,14 @@ import (
 // ready, and not if another goroutine drives the queue pair. See hca.QP.
 func (q *queuePair) PostSend(wr hca.SendWR) error {
 	const op = "post send"
-	if wr.Op > hca.RDMARead {
+	switch {
+	case wr.Op > hca.AtomicFetchAdd:
 		e := q.dev.err(op, hca.ErrInvalid)
-		if wr.Op <= hca.AtomicFetchAdd {
-			e.Detail, e.Err = "atomics", hca.ErrNotSupported
-		} else {
-			e.Detail = fmt.Sprintf("operation %d", wr.Op)
-		}
+		e.Detail = fmt.Sprintf("operation %d", wr.Op)
+		return e
+	case isAtomic(wr.Op) && (wr.SGE.Len != atomicLen || len(wr.More) != 0):
+		e := q.dev.err(op, hca.ErrInvalid)
+		e.Detail = fmt.Sprintf("an atomic brings %d bytes, in one element", atomicLen)
 		return e
 	}
 	if err := q.post(op, &q.sq, wr); err != nil {

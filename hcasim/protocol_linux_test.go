@@ -57,3 +57,15 @@ func TestOldTimer(t *testing.T) {
 	qx.expire(qx.rnr.serial)
 	hcatest.Want(t, x.SendCQ, 2, hca.WCRNRRetryExcErr)
 }
+
+// Memory that goes away between the kernel's word that it is there and the
+// atomic instruction is an error, not the end of the process.
+func TestAtomicFaults(t *testing.T) {
+	hole := hcatest.Hole(t, 2*page, page, 2*page)
+	for _, op := range []hca.Op{hca.AtomicFetchAdd, hca.AtomicCmpSwap} {
+		_, bad := atomicAt(hca.RangeOf(hole[page:]).Addr, &hca.SendWR{Op: op})
+		require.Equal(t, sideTarget, bad)
+		_, bad = atomicAt(hca.RangeOf(hole).Addr, &hca.SendWR{Op: op})
+		require.Equal(t, sideNone, bad)
+	}
+}

@@ -34,8 +34,11 @@ type queuePair struct {
 	starved bool // the peer waits for a receive to be posted here
 	rnr     rnrWait
 
-	// Used by the driver alone.
+	// Used by the driver alone. oldValue is what an atomic found, and self
+	// stands for the adapter's own memory, where it lies.
 	local, remote []span
+	oldValue      uint64
+	self          region
 }
 
 // NewQP makes a queue pair: see hca.Device. Transport UD is not supported.
@@ -72,6 +75,7 @@ func (d *Device) NewQP(cfg hca.QPConfig) (hca.QP, error) {
 	}
 	q := &queuePair{dev: d, cfg: cfg, state: hca.QPInit, sendCQ: d.ownCQ(cfg.SendCQ), recvCQ: d.ownCQ(cfg.RecvCQ)}
 	q.idle.L = &q.mu
+	q.self.slot = noSlot
 	if q.sendCQ == nil || q.recvCQ == nil {
 		return refuse(hca.ErrInvalid, "QPConfig.SendCQ or RecvCQ is not a queue of this device")
 	}

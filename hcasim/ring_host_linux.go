@@ -66,6 +66,8 @@ func (h *ringHost) unpin(slot uint32, _ hca.Range) error {
 	return os.NewSyscallError("io_uring_register", h.ring.UpdateBuffer(slot, 0, 0))
 }
 
+func (h *ringHost) atomic(at span, wr *hca.SendWR) (uint64, side) { return cpuAtomic(at.addr, wr) }
+
 func (h *ringHost) populate(r hca.Range, advice hca.Advice) error { return populate(r, advice) }
 
 func (h *ringHost) close() error {

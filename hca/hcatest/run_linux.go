@@ -25,6 +25,7 @@ func Run(t *testing.T, open Open, known ...Differs) {
 	}{
 		{"Register", registerParts},
 		{"Transfer", transferParts},
+		{"Atomic", atomicParts},
 		{"Refuse", refuseParts},
 		{"Queue", queueParts},
 		{"OnDemand", onDemandParts},
