@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"example.com/holdfast/bench/internal/compare"
@@ -36,7 +37,7 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 	fmt.Fprintf(out, "\n# t is half a repetition: registering, moving and, where buffers are new each time,\n"+
 		"# mapping and unmapping them. Filling and checking every byte is not in it.\n")
 
-	r := run{o: o, rig: g, out: out, prog: prog}
+	r := run{o: o, rig: g, out: out, prog: prog, available: available()}
 	for _, backend := range o.backends {
 		for _, kind := range o.buffers {
 			if err := r.series(backend, kind); err != nil {
@@ -69,6 +70,8 @@ type run struct {
 	table compare.Table
 	wrong int // bytes
 	unrun int // samples for which there was no memory
+
+	available uint64 // bytes of memory that the machine can give; 0: not known
 }
 
 // checked says what came of checking the bytes.
@@ -85,7 +88,7 @@ func (r *run) skipped() string {
 	if r.unrun == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d samples did not run: the memory could not be pinned (out-of-mem).", r.unrun)
+	return fmt.Sprintf("%d samples did not run for want of memory (out-of-mem).", r.unrun)
 }
 
 // wrap breaks text into lines of at most width bytes where words allow it.
@@ -126,7 +129,7 @@ func (r *run) series(backend string, kind memory.Kind) (err error) {
 			r.prog.show("%s, %v buffers, %d bytes", backend, kind, size)
 			s, err := r.sample(pair, kind, size, prev)
 			switch {
-			case errors.Is(err, hca.ErrNoMemory):
+			case errors.Is(err, hca.ErrNoMemory), errors.Is(err, errOutOfMemory), errors.Is(err, syscall.ENOMEM):
 				noMemory = err.Error()
 			case err != nil:
 				return err
@@ -148,9 +151,25 @@ func (r *run) series(backend string, kind memory.Kind) (err error) {
 	return nil
 }
 
+// enough refuses buffers that would take more than half of the memory that is
+// available: the machine has other things to do.
+func enough(kind memory.Kind, size int, available uint64) error {
+	need := memory.Need(kind, size, rig.PoolPairs)
+	if available == 0 || need <= available/2 {
+		return nil
+	}
+	return fmt.Errorf("needed %v, more than half of the %v available: %w", hca.Bytes(need), hca.Bytes(available), errOutOfMemory)
+}
+
+// errOutOfMemory is not hca.ErrNoMemory, which is about pinning.
+var errOutOfMemory = errors.New("out of memory")
+
 // sample measures one size: a few repetitions to see how long one takes, then
 // as many as the policy says.
 func (r *run) sample(pair *rig.Pair, kind memory.Kind, size, prev int) (s pingpong.Sample, err error) {
+	if err := enough(kind, size, r.available); err != nil {
+		return s, err
+	}
 	for i := range r.game.Ranks {
 		src, err := memory.NewSource(r.rig.Mapper, kind, size, rig.PoolPairs)
 		if err != nil {

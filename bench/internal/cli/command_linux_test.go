@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"example.com/holdfast/bench/internal/memory"
 	"example.com/holdfast/internal/childtest"
 )
 
@@ -167,7 +168,7 @@ func TestLayout(t *testing.T) {
 
 // All backends with all kinds of buffers, as the default run has them.
 func TestEverything(t *testing.T) {
-	out, errs, status := bench(t, "-msglog", "0:16", "-iter", "15")
+	out, errs, status := bench(t, "-msglog", "0:16", "-iter", "10")
 	require.Zero(t, status, errs)
 	require.Equal(t, 12, strings.Count(out, "# Benchmarking PingPong \n"), out)
 	require.Contains(t, out, "none was wrong")
@@ -209,7 +210,7 @@ func TestForbidden(t *testing.T) {
 }
 
 func forbidden(t *testing.T) {
-	out, errs, status := bench(t, "-msglog", "0:16", "-iter", "20")
+	out, errs, status := bench(t, "-msglog", "12:16", "-iter", "10")
 	require.Zero(t, status, "%s\n%s", out, errs)
 	require.Empty(t, errs)
 	require.Contains(t, out, "lesser form")
@@ -217,7 +218,7 @@ func forbidden(t *testing.T) {
 	require.Contains(t, out, "buffers are mapped through it")
 	require.Contains(t, out, "none was wrong")
 
-	out, errs, status = bench(t, "stale", "-iter", "30")
+	out, errs, status = bench(t, "stale", "-iter", "10")
 	require.Zero(t, status, "%s\n%s", out, errs)
 	require.Empty(t, errs)
 	require.Contains(t, out, "lesser form")
@@ -240,7 +241,7 @@ func TestOrdinaryUser(t *testing.T) {
 				require.Zero(t, status, "%s\n%s", out, errs)
 				require.Contains(t, out, "      1048576 out-of-mem.; ", "two ranks cannot pin 1 MiB each")
 				require.Regexp(t, `(?m)^ +65536 +10 +`, out)
-				require.Contains(t, out, "samples did not run: the memory could not be pinned")
+				require.Contains(t, out, "samples did not run for want of memory")
 				odp := out[strings.LastIndex(out, "# Backend "):]
 				require.NotContains(t, odp, "out-of-mem.;", "what is on demand is not pinned")
 
@@ -249,6 +250,14 @@ func TestOrdinaryUser(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestEnough(t *testing.T) {
+	require.NoError(t, enough(memory.Pool, 1<<30, 0), "not known")
+	require.NoError(t, enough(memory.Same, 1<<20, 8<<20))
+	require.ErrorIs(t, enough(memory.Same, 1<<20, 8<<20-2), errOutOfMemory)
+	require.ErrorContains(t, enough(memory.Pool, 1<<30, 16<<30), "needed 24 GiB, more than half of the 16 GiB available")
+	require.NotZero(t, available())
 }
 
 // Output that cannot be written is a failure.

@@ -1,6 +1,9 @@
 package cli
 
-import "golang.org/x/sys/unix"
+import (
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+)
 
 // host names the machine, the system, its release and its version, as uname
 // does.
@@ -11,4 +14,18 @@ func host() (machine, system, release, version string) {
 	}
 	s := func(b []byte) string { return unix.ByteSliceToString(b) }
 	return s(u.Machine[:]), s(u.Sysname[:]), s(u.Release[:]), s(u.Version[:])
+}
+
+// available is how many bytes of memory new work can have, as /proc/meminfo
+// says; 0 if that is not known.
+func available() uint64 {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0
+	}
+	m, err := fs.Meminfo()
+	if err != nil || m.MemAvailableBytes == nil {
+		return 0
+	}
+	return *m.MemAvailableBytes
 }

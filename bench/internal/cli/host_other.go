@@ -8,3 +8,6 @@ import "runtime"
 func host() (machine, system, release, version string) {
 	return runtime.GOARCH, runtime.GOOS, "unknown", "unknown"
 }
+
+// available is not known here.
+func available() uint64 { return 0 }

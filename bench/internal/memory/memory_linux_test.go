@@ -196,6 +196,24 @@ func requireApart(t *testing.T, m *ledger) {
 	}
 }
 
+func TestNeed(t *testing.T) {
+	for _, k := range Kinds() {
+		m := newLedger(t, Raw{})
+		for range 2 { // ranks
+			s, err := NewSource(m, k, 9000, 5)
+			require.NoError(t, err)
+			_, _, err = s.Take(0)
+			require.NoError(t, err)
+		}
+		var bytes uint64
+		for r := range m.live {
+			bytes += 12288
+			require.NoError(t, m.Mapper.Unmap(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), uintptr(r.Addr))), r.Len)))
+		}
+		require.Equal(t, bytes, Need(k, 9000, 5), k)
+	}
+}
+
 func TestNoBytes(t *testing.T) {
 	for _, k := range Kinds() {
 		s, err := NewSource(Raw{}, k, 0, 2)

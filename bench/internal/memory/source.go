@@ -32,6 +32,16 @@ func NewSource(m Mapper, k Kind, n, poolPairs int) (Source, error) {
 	return nil, fmt.Errorf("no such kind of buffers: %v", k)
 }
 
+// Need is how many bytes of memory two sources of this kind have in use at one
+// time, one in each rank.
+func Need(k Kind, n, poolPairs int) uint64 {
+	pairs := 1
+	if k == Pool {
+		pairs = poolPairs
+	}
+	return 2 * 2 * uint64(pairs) * uint64(Pages(n))
+}
+
 // pair is two buffers; each is a mapping of its own.
 type pair struct{ send, recv []byte }
 
