@@ -104,10 +104,9 @@ func withPrefetcher(t *testing.T, cfg odpbackend.PrefetchConfig, gated bool, bod
 			t.Skip("the kernel has no MADV_POPULATE_READ (Linux 5.14)")
 		}
 		var dev hca.Device = r.a
-		opened := func() {}
 		if gated {
 			r.gate = &gate{Device: r.a}
-			opened = r.gate.shut() // as long as nothing is posted nothing is held back
+			r.gate.shut()() // that is, open
 			dev = r.gate
 		}
 		r.p, err = odpbackend.NewPrefetcher(dev, cfg)
@@ -115,7 +114,6 @@ func withPrefetcher(t *testing.T, cfg odpbackend.PrefetchConfig, gated bool, bod
 		r.q, err = odpbackend.NewQueue(4096)
 		require.NoError(t, err)
 		t.Cleanup(func() {
-			opened()
 			require.NoError(t, r.p.Close())
 			require.NoError(t, r.q.Close())
 			s := r.p.Stats()
@@ -307,6 +305,7 @@ func TestLivePrefetcherStaysInsideTheRegistration(t *testing.T) {
 			return resident(t, m[:pages*kernelPage]) + resident(t, m[2*pages*kernelPage:])
 		}
 		opened := r.gate.shut()
+		defer func() { opened() }() // also where the test ends early
 		last := mid[len(mid)-1:]
 		require.NoError(t, r.p.Post(r.q, 1, hcatest.SGE(mr, last), true))
 		opened()

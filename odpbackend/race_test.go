@@ -1,0 +1,5 @@
+//go:build race
+
+package odpbackend_test
+
+const raceDetector = true
