@@ -208,6 +208,7 @@ func (c *Cache) registerLocked(g hca.Range, a hca.Access) (mr *hca.MR, fits bool
 			err = c.refuseShort(g, a, mr)
 		}
 		c.mu.Lock()
+		c.countUndoLocked(g, err)
 		if err == nil {
 			c.count.registrations++
 			if c.log.debug {
