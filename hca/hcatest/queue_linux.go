@@ -18,6 +18,7 @@ var queueParts = []part{
 	{name: "NoRetries", run: testNoRetries},
 	{name: "PeerClosesWhileWaiting", run: testPeerClosesWhileWaiting},
 	{name: "Flush", run: testFlush},
+	{name: "CloseUnderFire", run: testCloseUnderFire},
 	{name: "SendQueueFull", run: testSendQueueFull},
 	{name: "Overflow", run: testOverflow},
 	{name: "Wait", run: testWait},
