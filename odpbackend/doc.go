@@ -27,6 +27,20 @@
 // can therefore reach all memory under the same registration: force ModeRange
 // where peers are not trusted with that.
 //
+// # Footprint
+//
+// Nothing has to be dropped for memory that goes away, so something else has
+// to keep registrations from piling up. That is the cache's sweep: an idle
+// Region is dropped when nothing is mapped in its range any more, and the range
+// of a Region is the whole window. The backend needs no part in it.
+//
+// # Prefetch
+//
+// [Backend.Prefetch] and [Backend.PostPrefetch] are one call of the device
+// each. A [Prefetcher] is for who prefetches all the time: it puts requests
+// together, remembers what is warm, and bounds what is under way. It works
+// beside any backend, on any device that can prefetch.
+//
 // # Life cycle and concurrency
 //
 // A Backend starts nothing and has nothing to close. It holds registrations
@@ -34,4 +48,11 @@
 // method may be called by any number of goroutines at once. There is one lock,
 // and no call into the device is made while it is held: who needs a shared
 // registration that another goroutine is just making waits for that one.
+//
+// A Prefetcher has one goroutine and one completion queue of the device, from
+// NewPrefetcher to Close. Its lock comes before that of a Queue; no call into
+// the device, and none into a monitor but the lock-free reading of its feed, is
+// made while it is held. A monitor it follows calls it back under the monitor's
+// own lock of subscribers, so the Prefetcher never subscribes, nor closes a
+// feed, with its lock held.
 package odpbackend
