@@ -37,6 +37,7 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 	fmt.Fprintf(out, "\n# t is half a repetition: registering, moving and, where buffers are new each time,\n"+
 		"# mapping and unmapping them. Filling and checking every byte is not in it.\n")
 
+	busy := busyLine(load(), runtime.NumCPU())
 	r := run{o: o, rig: g, out: out, prog: prog, available: available()}
 	for _, backend := range o.backends {
 		for _, kind := range o.buffers {
@@ -48,7 +49,7 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 	prog.clear()
 	r.table.Write(out)
 	fmt.Fprintln(out)
-	for _, text := range []string{r.table.Conclude(), r.checked(), r.skipped()} {
+	for _, text := range []string{r.table.Conclude(), r.checked(), r.skipped(), busy} {
 		for _, line := range wrap(text, 98) {
 			fmt.Fprintf(out, "# %s\n", line)
 		}
@@ -81,6 +82,16 @@ func (r *run) checked() string {
 		text = fmt.Sprintf("Every byte of every message was checked: %d were wrong.", r.wrong)
 	}
 	return text
+}
+
+// busyLine warns of figures that were measured beside other work: load is the
+// number of threads that wanted to run in the minute before.
+func busyLine(load float64, cpus int) string {
+	if load <= float64(cpus)/2 {
+		return ""
+	}
+	return fmt.Sprintf("The machine was busy before this run (load %.1f on %d processors): the figures say little. "+
+		"Run it again on a quiet machine.", load, cpus)
 }
 
 // skipped says what did not run.

@@ -76,6 +76,12 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+func TestBusyLine(t *testing.T) {
+	require.Empty(t, busyLine(0, 2))
+	require.Empty(t, busyLine(1, 2))
+	require.Contains(t, busyLine(1.1, 2), "load 1.1 on 2 processors")
+}
+
 func TestWrap(t *testing.T) {
 	require.Equal(t, []string{"one two", "three", "fourteenlong", "x"}, wrap("one two three  fourteenlong x", 9))
 	require.Empty(t, wrap("", 9))

@@ -29,3 +29,17 @@ func available() uint64 {
 	}
 	return *m.MemAvailableBytes
 }
+
+// load is how many threads wanted to run on average in the last minute; 0 if
+// that is not known.
+func load() float64 {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0
+	}
+	l, err := fs.LoadAvg()
+	if err != nil {
+		return 0
+	}
+	return l.Load1
+}

@@ -11,3 +11,6 @@ func host() (machine, system, release, version string) {
 
 // available is not known here.
 func available() uint64 { return 0 }
+
+// load is not known here.
+func load() float64 { return 0 }
