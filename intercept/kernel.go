@@ -31,6 +31,8 @@ type kernel struct {
 	reader  *reader.Reader
 	workers sync.WaitGroup
 
+	between func(registered bool) // nil but in a test: runs before and after a mapping is registered
+
 	// ended is raised before descriptors are closed, under mu, so that who holds
 	// mu and sees it low may use them.
 	ended atomic.Bool
@@ -41,9 +43,10 @@ type kernel struct {
 	scanner *uffd.Scanner // on pagemap
 	cur     cursor        // how far the ring has been applied to known and taint
 	buf     [64]hca.Event
-	known   spans // mapped without a hole and watched, until an event touches it
-	taint   spans // a discard was seen, and nothing tells when it was done
-	noQuery bool  // the kernel has no PROCMAP_QUERY: read the whole list
+	known   spans  // mapped without a hole and watched, until an event touches it
+	taint   spans  // a discard was seen, and nothing tells when it was done
+	changed uint64 // times a range changed while learn looked at it
+	noQuery bool   // the kernel has no PROCMAP_QUERY: read the whole list
 }
 
 const (
@@ -139,8 +142,27 @@ func (k *kernel) addTaint(lo, hi uint64) {
 	}
 }
 
-// tainted gives what of [lo,hi) is in doubt now.
+// delivered waits until every event that was taken out of the kernel before
+// the call is in the ring: the counter is settled for one moment. The reader
+// is between the two for less than a microsecond.
+func (k *kernel) delivered() error {
+	for began := time.Now(); k.counter.Load()&hca.Unsettled != 0; runtime.Gosched() {
+		switch {
+		case k.ended.Load() || k.fault() != nil:
+			return hca.ErrClosed
+		case time.Since(began) > patience:
+			return hca.ErrAgain
+		}
+	}
+	return nil
+}
+
+// tainted gives what of [lo,hi) is in doubt now; all of it if that cannot be
+// told.
 func (k *kernel) tainted(lo, hi uint64) []span {
+	if k.delivered() != nil {
+		return []span{{lo: lo, hi: hi}}
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.apply()
@@ -150,21 +172,14 @@ func (k *kernel) tainted(lo, hi uint64) []span {
 // settle takes [lo,hi), all but keep, out of doubt, together with every
 // discard that had been delivered before the call.
 func (k *kernel) settle(lo, hi uint64, keep []span) error {
-	// What was delivered is in the ring once the counter has been settled for
-	// one moment. The reader is between the two for less than a microsecond.
-	r := hca.Range{Addr: lo, Len: hi - lo}
-	for began := time.Now(); k.counter.Load()&hca.Unsettled != 0; runtime.Gosched() {
-		switch {
-		case k.ended.Load() || k.fault() != nil:
-			return &hca.OpError{Op: "settle", Range: r, Err: hca.ErrClosed}
-		case time.Since(began) > patience:
-			return &hca.OpError{Op: "settle", Range: r, Detail: "events kept coming", Err: hca.ErrAgain}
-		}
-	}
+	err := k.delivered()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.ended.Load() {
-		return &hca.OpError{Op: "settle", Range: r, Err: hca.ErrClosed}
+		err = hca.ErrClosed
+	}
+	if err != nil {
+		return &hca.OpError{Op: "settle", Range: hca.Range{Addr: lo, Len: hi - lo}, Err: err}
 	}
 	k.apply()
 	k.taint.cut(lo, hi)
@@ -229,10 +244,16 @@ func (k *kernel) learn(lo, hi uint64) (why hca.Unkept, again bool) {
 			return hca.UnkeptNotMapped, false
 		}
 		k.renew(vma)
+		if k.between != nil {
+			k.between(false)
+		}
 		if vma.dom, err = k.register(vma.lo, vma.hi); err != nil {
 			now, still, err := k.mapping(at)
 			changed := err == nil && (!still || now.lo != vma.lo || now.hi != vma.hi)
 			return hca.UnkeptRefused, changed
+		}
+		if k.between != nil {
+			k.between(true)
 		}
 		found = append(found, vma)
 		at = vma.hi
@@ -244,6 +265,7 @@ func (k *kernel) learn(lo, hi uint64) (why hca.Unkept, again bool) {
 	first, last := found[0].lo, found[len(found)-1].hi
 	if last-first > wideVerify || !k.armed(first, last) {
 		if first, last = lo, hi; !k.armed(lo, hi) {
+			k.changed++
 			return hca.UnkeptNotMapped, true
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/uffd"
 	"example.com/holdfast/internal/childtest"
 )
 
@@ -82,6 +83,18 @@ func memfd(t *testing.T, n int) int {
 	return fd
 }
 
+// armed asks the kernel, by means of the test's own, whether all of r is
+// watched by somebody.
+func armed(t *testing.T, r hca.Range) bool {
+	t.Helper()
+	fd, err := unix.Open("/proc/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	all, _, err := uffd.NewScanner(fd).Armed(r.Addr, r.End())
+	require.NoError(t, err)
+	return all
+}
+
 // watched watches r and insists that it is foreign memory then.
 func watched(t *testing.T, m *Monitor, r hca.Range) hca.Watch {
 	t.Helper()
@@ -90,6 +103,10 @@ func watched(t *testing.T, m *Monitor, r hca.Range) hca.Watch {
 	require.NotZero(t, w.Domains)
 	return w
 }
+
+// yield lets other threads run: the tests that race two threads against the
+// reader may have fewer processors than threads.
+func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // during runs do and gives every event that arrived by its end. That nothing
 // else arrived is known without waiting: an event that is caused afterwards on

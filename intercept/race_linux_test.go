@@ -25,7 +25,8 @@ import (
 // probe always do.
 func TestProbeIsExact(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
-		const rounds = 10_000
+		rounds := 0
+		runtime.GOMAXPROCS(8) // who spins must not keep the monitor's goroutines from running
 		a := memory(t, 1)
 		var g atomic.Uint64    // the counter when the memory was last known to be there
 		var mine atomic.Uint32 // 0: the address belongs to the first thread; 1: being taken; 2: taken
@@ -43,6 +44,7 @@ func TestProbeIsExact(t *testing.T) {
 				default:
 				}
 				if mine.Load() != 1 {
+					yield()
 					continue
 				}
 				if _, err := rawMmap(a.Addr, uintptr(a.Len), rw, private|unix.MAP_FIXED_NOREPLACE, -1, 0); err != nil {
@@ -61,7 +63,7 @@ func TestProbeIsExact(t *testing.T) {
 			}
 		}()
 		runtime.LockOSThread()
-		for range rounds {
+		for began := time.Now(); rounds < 10_000 && time.Since(began) < 4*time.Second; rounds++ {
 			w := watched(t, m, a)
 			for m.UnderWay(w.Domains) {
 				runtime.Gosched()
@@ -70,6 +72,7 @@ func TestProbeIsExact(t *testing.T) {
 			mine.Store(1)
 			require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
 			for mine.Load() != 2 {
+				yield()
 			}
 			mine.Store(0)
 			settle(t, m)
@@ -153,30 +156,47 @@ func TestReaderSurvivesGC(t *testing.T) {
 				m, err := Userfault()
 				require.NoError(t, err)
 				debug.SetGCPercent(10)
+				stop := make(chan struct{})
 				var wg sync.WaitGroup
-				end := time.Now().Add(2 * time.Second)
 				for range 4 {
 					wg.Add(1)
 					go func() {
 						defer wg.Done()
 						var keep [8][]byte
-						for i := 0; time.Now().Before(end); i++ {
+						for i := 0; ; i++ {
+							select {
+							case <-stop:
+								runtime.KeepAlive(keep)
+								return
+							default:
+							}
 							b := make([]byte, 256<<10)
 							b[0] = 1
 							m.Watch(hca.RangeOf(b))
 							keep[i%len(keep)] = b
 						}
-						runtime.KeepAlive(keep)
 					}()
 				}
-				for time.Now().Before(end) {
+				// Every other block is dropped: each is discarded by a call of
+				// its own.
+				for began := time.Now(); m.kernel.stats.Discards.Load() < 3000 && time.Since(began) < 20*time.Second; {
+					blocks := make([][]byte, 1000)
+					for i := range blocks {
+						blocks[i] = make([]byte, 64<<10)
+						blocks[i][0] = 1
+						m.Watch(hca.RangeOf(blocks[i]))
+					}
+					for i := 0; i < len(blocks); i += 2 {
+						blocks[i] = nil
+					}
 					debug.FreeOSMemory()
-					debug.ReadGCStats(new(debug.GCStats))
+					runtime.KeepAlive(blocks)
 				}
+				close(stop)
 				wg.Wait()
 				s := m.Stats()
 				t.Logf("%d discards in %d reads, %d pieces in doubt", s.Discards, s.Reads, s.Taints)
-				require.Greater(t, s.Discards, uint64(100))
+				require.Greater(t, s.Discards, uint64(1000))
 				require.NoError(t, m.kernel.fault())
 				require.NoError(t, m.Close())
 			})

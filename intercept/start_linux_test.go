@@ -47,10 +47,13 @@ func TestStartAndClose(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, m.Close())
 		fds, goroutines := descriptors(t), runtime.NumGoroutine()
+		old := m
 		for _, cfg := range []Config{{}, {Descriptors: 1}, {Descriptors: 32, Ring: 64}, {Strict: true}} {
 			m, err := UserfaultConfig(cfg)
 			require.NoError(t, err)
 			require.Equal(t, 1, readers(t))
+			// The numbers of the old one's descriptors are another's now.
+			require.True(t, old.UnderWay(1))
 			require.Contains(t, m.String(), "userfaultfd")
 			f, err := m.Subscribe(nil)
 			require.NoError(t, err)

@@ -16,6 +16,8 @@ type Stats struct {
 	Foreign uint64                // of these answered hca.MemForeign
 	Unknown [hca.NumUnkept]uint64 // of these answered hca.MemUnknown, by reason
 
+	Changed uint64 // times a range changed while Watch looked at it
+
 	Feeds  int // open now
 	Known  int // pieces of address space known to be watched
 	Taints int // pieces in doubt after a foreign discard
@@ -37,7 +39,7 @@ func (m *Monitor) Stats() Stats {
 		s.Unmaps, s.Remaps, s.Discards = k.stats.Unmaps.Load(), k.stats.Remaps.Load(), k.stats.Discards.Load()
 		s.Reads = k.stats.Reads.Load()
 		k.mu.Lock()
-		s.Known, s.Taints = len(k.known.s), len(k.taint.s)
+		s.Known, s.Taints, s.Changed = len(k.known.s), len(k.taint.s), k.changed
 		k.mu.Unlock()
 	}
 	return s
