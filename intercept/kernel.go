@@ -249,8 +249,11 @@ func (k *kernel) learn(lo, hi uint64) (why hca.Unkept, again bool) {
 		}
 		if vma.dom, err = k.register(vma.lo, vma.hi); err != nil {
 			now, still, err := k.mapping(at)
-			changed := err == nil && (!still || now.lo != vma.lo || now.hi != vma.hi)
-			return hca.UnkeptRefused, changed
+			if err == nil && (!still || now.lo != vma.lo || now.hi != vma.hi) {
+				k.changed++
+				return hca.UnkeptNotMapped, true
+			}
+			return hca.UnkeptRefused, false
 		}
 		if k.between != nil {
 			k.between(true)
