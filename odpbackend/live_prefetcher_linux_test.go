@@ -2,6 +2,7 @@ package odpbackend_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
@@ -90,8 +91,12 @@ func (g *gate) shut() (opened func()) {
 
 // withPrefetcher runs body in a child with a live device and a Prefetcher.
 func withPrefetcher(t *testing.T, cfg odpbackend.PrefetchConfig, gated bool, body func(t *testing.T, r *rig)) {
+	withPrefetcherOn(t, hcasim.FabricConfig{}, cfg, gated, body)
+}
+
+func withPrefetcherOn(t *testing.T, on hcasim.FabricConfig, cfg odpbackend.PrefetchConfig, gated bool, body func(t *testing.T, r *rig)) {
 	childtest.Run(t, liveLimit, []string{"GORACE=atexit_sleep_ms=0"}, func(t *testing.T) {
-		fab, err := hcasim.NewFabric(hcasim.FabricConfig{})
+		fab, err := hcasim.NewFabric(on)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, fab.Close()) })
 		r := &rig{}
@@ -139,7 +144,13 @@ func (r *rig) done(t *testing.T, n int) map[uint64]hca.WC {
 }
 
 func TestLivePrefetcherMakesReadyWhatWasAskedFor(t *testing.T) {
-	withPrefetcher(t, odpbackend.PrefetchConfig{}, false, func(t *testing.T, r *rig) {
+	for name, on := range map[string]hcasim.FabricConfig{"full": {}, "lesser": {Lesser: true}} {
+		t.Run(name, func(t *testing.T) { testMakesReady(t, on) })
+	}
+}
+
+func testMakesReady(t *testing.T, on hcasim.FabricConfig) {
+	withPrefetcherOn(t, on, odpbackend.PrefetchConfig{}, false, func(t *testing.T, r *rig) {
 		const pages = 256
 		m := hcatest.Map(t, 2*pages*kernelPage)
 		mr := hcatest.Register(t, r.a, m[:pages*kernelPage], hcatest.Everything|hca.OnDemand)
@@ -386,9 +397,10 @@ func TestLiveAFaultThatFailsThenOneThatWorks(t *testing.T) {
 func TestLivePrefetcherFollowsTheKernel(t *testing.T) {
 	withPrefetcher(t, odpbackend.PrefetchConfig{}, false, func(t *testing.T, r *rig) {
 		mon, err := intercept.Userfault()
-		if err != nil {
+		if errors.Is(err, hca.ErrNotSupported) || errors.Is(err, hca.ErrAccess) {
 			t.Skipf("no userfaultfd here: %v", err)
 		}
+		require.NoError(t, err)
 		require.NoError(t, r.p.Follow(mon))
 		m := hcatest.Map(t, 8*kernelPage)
 		require.Equal(t, hca.MemForeign, mon.Watch(hca.RangeOf(m)).Kind)
