@@ -145,6 +145,25 @@ func (h *host) wakeAll() {
 	}
 }
 
+// hostFeed lets others come in wherever the cache reads it.
+type hostFeed struct {
+	hca.Feed
+	h *host
+}
+
+// Subscribe opens a feed.
+func (h *host) Subscribe(wake func()) (hca.Feed, error) {
+	feed, err := h.scriptMonitor.Subscribe(wake)
+	return &hostFeed{feed, h}, err
+}
+
+// Next reads it.
+func (f *hostFeed) Next(buf []hca.Event) int {
+	n := f.Feed.Next(buf)
+	f.h.step()
+	return n
+}
+
 // Watch answers by the owner of the pages; a mixture counts as foreign.
 func (h *host) Watch(g hca.Range) hca.Watch {
 	lo, hi := pagesOf(g)
