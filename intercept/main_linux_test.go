@@ -74,6 +74,15 @@ func memory(t *testing.T, n int) hca.Range {
 	return r
 }
 
+// together is memory that is verified together: it lies in one window.
+func together(t *testing.T, n int) hca.Range {
+	t.Helper()
+	space := area(t, 2*window/int(pageSize))
+	r := hca.Range{Addr: (space.Addr + window - 1) &^ (window - 1), Len: uint64(n) * pageSize}
+	mapAt(t, r, private, -1)
+	return r
+}
+
 // memfd gives a file in memory of n pages.
 func memfd(t *testing.T, n int) int {
 	t.Helper()

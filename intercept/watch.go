@@ -5,9 +5,9 @@ import "example.com/holdfast/hca"
 // Watch sees to it that the end of the memory in r is reported from now on,
 // and says what a kept registration of it needs (regcache.Monitor has the
 // contract). Memory mapped through the monitor is hca.MemOwned at once. Other
-// memory is watched by the kernel source, by whole mappings: the first time
-// that costs some microseconds and for each page of the mapping a few
-// nanoseconds, later, until an event touches it, no system call.
+// memory is watched by the kernel source, by whole mappings. The first time
+// that costs some microseconds, and some 20 ns for each page that is there of
+// the 2 MiB around r; later, until an event touches it, no system call.
 //
 // What a caller must do with the answer. Load the counter, settled, before
 // Watch; register; then believe the registration only if the probe

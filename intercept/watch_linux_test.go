@@ -32,7 +32,7 @@ func mappings(t *testing.T) int {
 // Watching a range inside a mapping splits nothing: the mapping is watched.
 func TestWatch_WholeMapping(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
-		a := memory(t, 64)
+		a := together(t, 64)
 		require.False(t, armed(t, a))
 		n := mappings(t)
 		watched(t, m, part(a, 20, 2))
@@ -45,7 +45,7 @@ func TestWatch_WholeMapping(t *testing.T) {
 // What is known costs no system call: it works where ioctl is forbidden.
 func TestWatch_KnownAsksNobody(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
-		a, b := memory(t, 64), memory(t, 1)
+		a, b := together(t, 64), memory(t, 1)
 		w := watched(t, m, part(a, 20, 2))
 		childtest.Forbid(t, unix.SYS_IOCTL)
 		require.Equal(t, hca.UnkeptRefused, m.Watch(b).Why)
