@@ -48,7 +48,7 @@ func (m *Monitor) Map(r hca.Range, prot, flags, fd int, offset int64) (hca.Range
 	}
 	addr, err := rawMmap(r.Addr, uintptr(r.Len), prot, flags, fd, offset)
 	if err != nil {
-		op.finish(op.before())
+		op.finish(op.owned)
 		return hca.Range{}, callError("mmap", r, err)
 	}
 	got := hca.Range{Addr: addr, Len: r.Len}
@@ -65,7 +65,7 @@ func (m *Monitor) Map(r hca.Range, prot, flags, fd int, offset int64) (hca.Range
 func (m *Monitor) Unmap(r hca.Range) error {
 	op := m.Begin(r, hca.CauseUnmap)
 	if err := rawMunmap(r.Addr, uintptr(r.Len)); err != nil {
-		op.finish(op.before())
+		op.finish(op.owned)
 		return callError("munmap", r, err)
 	}
 	op.End()
@@ -83,8 +83,8 @@ func (m *Monitor) Remap(r hca.Range, length uint64, flags int, dst uint64) (hca.
 	}
 	addr, err := rawMremap(r.Addr, uintptr(r.Len), uintptr(length), flags, dst)
 	if err != nil {
-		over.finish(over.before())
-		op.finish(op.before())
+		over.finish(over.owned)
+		op.finish(op.owned)
 		return hca.Range{}, callError("mremap", r, err)
 	}
 	got := hca.Range{Addr: addr, Len: length}
@@ -94,7 +94,7 @@ func (m *Monitor) Remap(r hca.Range, length uint64, flags int, dst uint64) (hca.
 	if op.wasOwned() {
 		own = append(own, span{lo: p.Addr, hi: p.End()})
 		if flags&unix.MREMAP_DONTUNMAP != 0 {
-			own = append(own, op.before()...) // the old one stays, empty
+			own = append(own, op.owned...) // the old one stays, empty
 		}
 	}
 	op.finish(own)
@@ -168,20 +168,24 @@ func (m *Monitor) exerciseOwned() (hca.Range, error) {
 // exerciseForeign maps a page, watches it and takes it away behind the
 // monitor's back. Shared memory, because it never merges with a neighbour that
 // would then be watched as well.
-func (m *Monitor) exerciseForeign() (hca.Range, error) {
-	addr, err := rawMmap(0, uintptr(pageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS, -1, 0)
-	r := hca.Range{Addr: addr, Len: pageSize}
-	if err != nil {
-		return r, callError("exercise monitor", r, err)
+func (m *Monitor) exerciseForeign() (r hca.Range, err error) {
+	for range tries {
+		r.Len = pageSize
+		r.Addr, err = rawMmap(0, uintptr(pageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS, -1, 0)
+		if err != nil {
+			return r, callError("exercise monitor", r, err)
+		}
+		w := m.Watch(r)
+		if err := rawMunmap(r.Addr, uintptr(pageSize)); err != nil {
+			return r, callError("exercise monitor", r, err)
+		}
+		if w.Kind == hca.MemForeign {
+			return r, nil
+		}
+		// Others may be unmapping at this address.
+		err = &hca.OpError{Op: "exercise monitor", Range: r, Detail: w.Why.String(), Err: errNotWatched}
 	}
-	w := m.Watch(r)
-	if err := rawMunmap(addr, uintptr(pageSize)); err != nil {
-		return r, callError("exercise monitor", r, err)
-	}
-	if w.Kind != hca.MemForeign {
-		return r, &hca.OpError{Op: "exercise monitor", Range: r, Detail: w.Why.String(), Err: errNotWatched}
-	}
-	return r, nil
+	return r, err
 }
 
 // uffdSettles waits until the probe answers that nothing is under way.

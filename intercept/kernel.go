@@ -70,8 +70,11 @@ const (
 	tries = 3
 )
 
-// changing is the probe.
+// changing is the probe. Of a channel that does not exist nothing is proven.
 func (k *kernel) changing(domains uint32) bool {
+	if uint64(domains)>>len(k.fds) != 0 {
+		return true
+	}
 	for i, fd := range k.fds {
 		if domains&(1<<i) != 0 && uffd.Changing(fd) {
 			return true
@@ -133,7 +136,7 @@ func (k *kernel) addTaint(lo, hi uint64) {
 	}
 	live := k.taint.s[:0]
 	for _, s := range k.taint.s {
-		if _, some, err := k.scanner.Armed(s.lo, s.hi); some || err != nil {
+		if some, err := k.scanner.AnyArmed(s.lo, s.hi); some || err != nil {
 			live = append(live, s)
 		}
 	}
@@ -297,13 +300,13 @@ func (k *kernel) renew(vma span) {
 	if !k.taint.touches(vma.lo, vma.hi) {
 		return
 	}
-	if _, some, err := k.scanner.Armed(vma.lo, vma.hi); err == nil && !some {
+	if some, err := k.scanner.AnyArmed(vma.lo, vma.hi); err == nil && !some {
 		k.taint.cut(vma.lo, vma.hi)
 	}
 }
 
 func (k *kernel) armed(lo, hi uint64) bool {
-	all, _, err := k.scanner.Armed(lo, hi)
+	all, err := k.scanner.AllArmed(lo, hi)
 	return err == nil && all
 }
 

@@ -16,47 +16,48 @@ type ledger struct {
 		id     uint64 // 0: free
 		lo, hi uint64
 	}
-	used  int    // ops in use
-	spill int    // operations under way that found no room
-	next  uint64 // id of the last operation
+	used  int                 // ops in use
+	spill map[uint64]struct{} // operations under way that found no room
+	last  uint64              // id of the last operation
 }
 
-// begin enters an operation and gives its number: odd if it is in the table,
-// even if there was no room.
+// begin enters an operation and gives its number.
 func (l *ledger) begin(lo, hi uint64) uint64 {
-	l.next += 2
+	l.last++
 	if l.used == maxOps {
-		l.spill++
-		return l.next
+		if l.spill == nil {
+			l.spill = map[uint64]struct{}{}
+		}
+		l.spill[l.last] = struct{}{}
+		return l.last
 	}
 	for i := range l.ops {
 		if l.ops[i].id == 0 {
-			l.ops[i].id, l.ops[i].lo, l.ops[i].hi = l.next|1, lo, hi
+			l.ops[i].id, l.ops[i].lo, l.ops[i].hi = l.last, lo, hi
 			break
 		}
 	}
 	l.used++
-	return l.next | 1
+	return l.last
 }
 
-// end takes an operation out.
-func (l *ledger) end(id uint64) {
-	if id&1 == 0 {
-		l.spill--
-		return
-	}
+// end takes an operation out; false if it was not under way.
+func (l *ledger) end(id uint64) bool {
 	for i := range l.ops {
 		if l.ops[i].id == id {
 			l.ops[i].id = 0
 			l.used--
-			return
+			return true
 		}
 	}
+	_, ok := l.spill[id]
+	delete(l.spill, id)
+	return ok
 }
 
 // busy reports whether an operation under way touches [lo,hi).
 func (l *ledger) busy(lo, hi uint64) bool {
-	if l.spill > 0 {
+	if len(l.spill) > 0 {
 		return true
 	}
 	if l.used == 0 {
@@ -72,17 +73,12 @@ func (l *ledger) busy(lo, hi uint64) bool {
 
 // Op is an announced operation, from Begin to End. The zero Op is none.
 type Op struct {
-	m *Monitor
-	*opState
-}
-
-type opState struct {
+	m      *Monitor
 	id     uint64
 	lo, hi uint64
 	cause  hca.Cause
-	ended  bool
 	owned  []span // what of the range was owned before
-	taint  []span // what of it was tainted before
+	taint  []span // what of it was in doubt before
 }
 
 // Begin announces that the caller is about to take the memory in r away, or
@@ -116,7 +112,7 @@ func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
 		cause = hca.CauseOwner
 	}
 	p := m.pages(r)
-	op := Op{m: m, opState: &opState{lo: p.Addr, hi: p.End(), cause: cause}}
+	op := Op{m: m, lo: p.Addr, hi: p.End(), cause: cause}
 	if cause == hca.CauseDiscard && m.kernel != nil {
 		op.taint = m.kernel.tainted(op.lo, op.hi)
 	}
@@ -145,17 +141,15 @@ func (op Op) End() { op.finish(nil) }
 // finish ends the operation and, under the same lock, puts the pieces of own
 // back into ownership: what a failed call left as it was.
 func (op Op) finish(own []span) {
-	if op.opState == nil {
+	m := op.m
+	if m == nil {
 		return
 	}
-	m := op.m
 	m.own.Lock()
-	if op.ended {
+	if !m.own.end(op.id) {
 		m.own.Unlock()
 		return
 	}
-	op.ended = true
-	m.own.end(op.id)
 	for _, s := range own {
 		m.own.owned.put(s.lo, s.hi, 0)
 	}
@@ -168,17 +162,9 @@ func (op Op) finish(own []span) {
 	}
 }
 
-// before gives what of the range was owned when the operation began.
-func (op Op) before() []span {
-	if op.opState == nil {
-		return nil
-	}
-	return op.owned
-}
-
 // wasOwned reports whether all of the range was.
 func (op Op) wasOwned() bool {
-	was := spans{op.before()}
+	was := spans{op.owned}
 	_, ok := was.covers(op.lo, op.hi)
 	return ok
 }

@@ -99,7 +99,7 @@ func armed(t *testing.T, r hca.Range) bool {
 	fd, err := unix.Open("/proc/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	defer unix.Close(fd)
-	all, _, err := uffd.NewScanner(fd).Armed(r.Addr, r.End())
+	all, err := uffd.NewScanner(fd).AllArmed(r.Addr, r.End())
 	require.NoError(t, err)
 	return all
 }

@@ -200,7 +200,7 @@ func (m *Monitor) tryDescriptor(i int) error {
 	if err := uffd.Register(k.fds[i], first.Addr, first.End()); err != nil {
 		return failed("watch a page", err)
 	}
-	if all, _, err := k.scanner.Armed(first.Addr, first.End()); err != nil || !all {
+	if all, err := k.scanner.AllArmed(first.Addr, first.End()); err != nil || !all {
 		if errors.Is(err, syscall.ENOTTY) {
 			return sourceError("the kernel has no PAGEMAP_SCAN", hca.ErrNotSupported, "needs Linux 6.7; use explicit calls")
 		}

@@ -188,6 +188,7 @@ func TestWatch_SpansDescriptors(t *testing.T) {
 		}
 		require.Equal(t, w.Domains, sum)
 		require.False(t, m.UnderWay(w.Domains))
+		require.True(t, m.UnderWay(1<<31), "there is no such channel")
 		// One munmap over all of them is one event for each descriptor.
 		require.Len(t, during(t, m, func() { require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len))) }), bits.OnesCount32(sum))
 	})

@@ -77,26 +77,37 @@ type Scanner struct {
 //go:noinline
 func NewScanner(pagemap int) *Scanner { return &Scanner{pagemap: pagemap} }
 
-// Armed is PAGEMAP_SCAN for pages whose mapping is armed with write protection
-// of the asynchronous kind, whether the pages are present or not. Pages that
-// are not mapped, or mapped and not armed, do not count. all: every page of
-// [start,end) was armed; some: at least one was. Both are the state at one
-// instant: the kernel walks the range under one hold of the mmap lock as long
-// as what it finds fits the two regions it is given, and a range that is armed
-// throughout is one region. ENOTTY: a kernel before 6.7.
-func (s *Scanner) Armed(start, end uint64) (all, some bool, err error) {
+// AllArmed reports whether every page of [start,end) lies in a mapping that is
+// armed with write protection of the asynchronous kind, whether the page is
+// present or not. It is the state at one instant: the kernel walks the range
+// under one hold of the mmap lock as long as what it finds fits the two regions
+// it is given, and a range that is armed throughout is one region. ENOTTY: a
+// kernel before 6.7.
+func (s *Scanner) AllArmed(start, end uint64) (bool, error) {
+	n, err := s.scan(start, end, 0)
+	return n == 1 && s.regions[0].Start == start && s.regions[0].End == end, err
+}
+
+// AnyArmed reports whether any page of [start,end) does. It is the state at
+// one instant, too: the walk ends with the first page found.
+func (s *Scanner) AnyArmed(start, end uint64) (bool, error) {
+	n, err := s.scan(start, end, 1)
+	return n > 0, err
+}
+
+// scan is PAGEMAP_SCAN for armed pages; it gives the number of regions.
+func (s *Scanner) scan(start, end, maxPages uint64) (int, error) {
 	arg := scanArg{
-		start: start, end: end,
+		start: start, end: end, maxPages: maxPages,
 		vec: uint64(uintptr(unsafe.Pointer(&s.regions))), vecLen: uint64(len(s.regions)),
 		categoryMask: pageWPAllowed, returnMask: pageWPAllowed,
 	}
 	arg.size = uint64(unsafe.Sizeof(arg))
 	n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.pagemap), cmdPagemapScan, uintptr(unsafe.Pointer(&arg)))
 	if errno != 0 {
-		return false, false, errno
+		return 0, errno
 	}
-	all = n == 1 && s.regions[0].Start == start && s.regions[0].End == end
-	return all, n > 0, nil
+	return int(n), nil
 }
 
 // Mapping is PROCMAP_QUERY on /proc/self/maps: the mapping that holds addr.

@@ -13,10 +13,11 @@ type Scanner struct{}
 // NewScanner makes a Scanner that knows nothing.
 func NewScanner(int) *Scanner { return &Scanner{} }
 
-// Armed answers ErrNotSupported.
-func (*Scanner) Armed(_, _ uint64) (all, some bool, err error) {
-	return false, false, hca.ErrNotSupported
-}
+// AllArmed answers ErrNotSupported.
+func (*Scanner) AllArmed(_, _ uint64) (bool, error) { return false, hca.ErrNotSupported }
+
+// AnyArmed answers ErrNotSupported.
+func (*Scanner) AnyArmed(_, _ uint64) (bool, error) { return false, hca.ErrNotSupported }
 
 // Open answers ErrNotSupported.
 func Open(int) (int, error) { return -1, hca.ErrNotSupported }
