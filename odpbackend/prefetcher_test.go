@@ -494,6 +494,22 @@ func TestUsefulAndUseless(t *testing.T) {
 	require.Contains(t, m.Stats().String(), "2 useful, 4 useless")
 }
 
+func TestWhatIsAskedForStaysLonger(t *testing.T) {
+	m := newManual(t, PrefetchConfig{MaxWarm: 4 * page})
+	m.warm(pages(0, 2), false)
+	m.warm(pages(100, 2), false)
+	m.post(1, pages(0, 1), false) // warm already
+	m.completed(wc{1, nil})
+	m.warm(pages(200, 2), false)
+	m.made()
+	m.post(2, pages(0, 2), false)
+	m.completed(wc{2, nil})
+	m.post(3, pages(100, 2), false)
+	require.Equal(t, []hca.Range{pages(100, 2)}, m.made())
+	m.end(pages(100, 2), nil)
+	m.completed(wc{3, nil})
+}
+
 func TestScatteredPagesDoNotMakeTheMemoryLarge(t *testing.T) {
 	w := newWarmth(page, 64<<20)
 	for i := range uint64(100_000) {
@@ -565,7 +581,8 @@ func TestFollow(t *testing.T) {
 	m.post(2, pages(60, 1), false)
 	m.post(3, pages(70, 1), false)
 	m.post(4, pages(80, 1), false)
-	e.queue = []hca.Event{{Range: pages(70, 1), Cause: hca.CauseDiscard}, {Range: pages(80, 1), Cause: hca.CauseUnmap}}
+	e.queue = []hca.Event{{Range: pages(70, 1), Cause: hca.CauseDiscard}, {Range: pages(80, 1), Cause: hca.CauseUnmap},
+		{Range: hca.Whole, Cause: hca.CauseLost}} // the last is no news of any memory in particular
 	e.wake()
 	m.completed(wc{4, hca.ErrBadAddress})
 	m.end(pages(60, 1), nil)
@@ -612,6 +629,11 @@ func TestCloseWaitsForTheDevice(t *testing.T) {
 	}
 	dev.end(t, pages(1, 1), hca.WCSuccess, nil)
 	require.NoError(t, <-closed)
+	select {
+	case <-p.done:
+	default:
+		t.Fatal("Close returned before the goroutine had ended")
+	}
 	n, err = q.Poll(got[:])
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
