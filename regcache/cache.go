@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,22 +36,24 @@ type Cache struct {
 	stop     chan struct{}  // closed to end the workers
 	workers  sync.WaitGroup // reaper and sweeper
 
-	mu      sync.Mutex
-	state   cacheState            // guarded by mu
-	feed    hca.Feed              // guarded by mu; nil without monitor
-	events  [64]hca.Event         // guarded by mu: scratch for the feed
-	scratch []*Region             // guarded by mu: scratch for look-ups of overlap
-	recency recency               // guarded by mu
-	flights map[hca.Range]*flight // guarded by mu: registrations under way that others may join
-	flying  map[*flight]struct{}  // guarded by mu: all registrations under way that may be published
-	loose   map[*Region]struct{}  // guarded by mu: registered, in use, out of the index
-	dead    []*Region             // guarded by mu: claimed, waiting for the reaper
-	usage   usage                 // guarded by mu
-	gone    *sync.Cond            // on mu: usage went down
-	running int                   // guarded by mu: Gets on the slow path
-	count   counts                // guarded by mu
-	lastErr error                 // guarded by mu: of a deregistration nobody waited for
-	log     journal
+	mu        sync.Mutex
+	state     cacheState            // guarded by mu
+	feed      hca.Feed              // guarded by mu; nil without monitor
+	events    [64]hca.Event         // guarded by mu: scratch for the feed
+	scratch   []*Region             // guarded by mu: scratch for look-ups of overlap
+	recency   recency               // guarded by mu
+	flights   map[hca.Range]*flight // guarded by mu: registrations under way that others may join
+	flying    map[*flight]struct{}  // guarded by mu: all registrations under way that may be published
+	loose     map[*Region]struct{}  // guarded by mu: registered, in use, out of the index
+	dead      []*Region             // guarded by mu: claimed, waiting for the reaper
+	usage     usage                 // guarded by mu
+	exports   map[*Region][]*Export // guarded by mu
+	listeners []*Listener           // guarded by mu
+	gone      *sync.Cond            // on mu: usage went down
+	running   int                   // guarded by mu: Gets on the slow path
+	count     counts                // guarded by mu
+	lastErr   error                 // guarded by mu: of a deregistration nobody waited for
+	log       journal
 }
 
 type cacheState uint8
@@ -93,7 +96,7 @@ func New(b Backend, cfg Config) (*Cache, error) {
 	c := &Cache{
 		backend: b, info: info, cfg: cfg, monitor: cfg.Monitor,
 		made: time.Now(), reap: make(chan struct{}, 1), pressure: make(chan struct{}, 1), stop: make(chan struct{}),
-		flights: map[hca.Range]*flight{}, flying: map[*flight]struct{}{}, loose: map[*Region]struct{}{},
+		flights: map[hca.Range]*flight{}, flying: map[*flight]struct{}{}, loose: map[*Region]struct{}{}, exports: map[*Region][]*Export{},
 	}
 	c.gone = sync.NewCond(&c.mu)
 	c.index.init()
@@ -133,10 +136,10 @@ func (c *Cache) Close() error {
 		return &hca.OpError{Op: "close cache", Device: c.info.Name, Err: hca.ErrClosed}
 	}
 	c.state = cacheClosing // no Get can register any more
-	if n := c.inUseLocked(); n > 0 {
+	if n, holders := c.inUseLocked(); n > 0 {
 		c.state = cacheOpen
 		c.mu.Unlock()
-		return &BusyError{Regions: n}
+		return &BusyError{Regions: n, Holders: holders}
 	}
 	// A hit that began before may still take a Region. Such a Region is not
 	// ours to take, and the cache stays open.
@@ -161,6 +164,7 @@ func (c *Cache) Close() error {
 		c.gone.Wait()
 	}
 	c.state = cacheClosed
+	c.endListenersLocked()
 	feed := c.feed
 	c.mu.Unlock()
 
@@ -176,25 +180,36 @@ func (c *Cache) Close() error {
 }
 
 // inUseLocked counts the Regions that somebody holds, and the Gets that are
-// about to.
-func (c *Cache) inUseLocked() int {
-	n := len(c.loose) + c.running
+// about to, and names the holders as far as they are traced.
+func (c *Cache) inUseLocked() (n int, holders []string) {
+	n = len(c.loose) + c.running
+	for r := range c.loose {
+		holders = append(holders, r.traceHolders()...)
+	}
 	for _, r := range c.index.all(nil) {
 		if r.state.Load()&stRefs != 0 {
 			n++
+			holders = append(holders, r.traceHolders()...)
 		}
 	}
-	return n
+	return n, holders
 }
 
 // BusyError is why Close refuses. It is hca.ErrBusy for errors.Is.
 type BusyError struct {
 	Regions int // in use, counting Gets under way
+	// Holders names the Gets that were not released, by range and place in the
+	// program. Only in builds with the race detector or the tag holdfast_debug.
+	Holders []string
 }
 
 // Error says how many.
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("close cache: %d Regions are in use: busy (Release them first)", e.Regions)
+	s := fmt.Sprintf("close cache: %d Regions are in use: busy (Release them first)", e.Regions)
+	if len(e.Holders) > 0 {
+		s += ": " + strings.Join(e.Holders, "; ")
+	}
+	return s
 }
 
 // Is makes errors.Is(err, hca.ErrBusy) true.

@@ -23,6 +23,7 @@ import (
 // hca.ErrNoKeys once nothing but Regions in use is left to give back.
 func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
 	if r := c.hit(g.Addr, g.Addr+g.Len, a, maxProbes); r != nil {
+		r.traceGet()
 		return r, nil
 	}
 	return c.get(g, a, nil)
@@ -39,6 +40,7 @@ func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	addr := uint64(uintptr(p))
 	if r := c.hit(addr, addr+uint64(len(b)), a, maxProbes); r != nil {
+		r.traceGet()
 		return r, nil
 	}
 	g := hca.Range{Addr: addr, Len: uint64(len(b))}
@@ -79,6 +81,9 @@ func (c *Cache) get(g hca.Range, a hca.Access, held unsafe.Pointer) (*Region, er
 	r, err := c.getLocked(g, a, held)
 	c.running--
 	c.mu.Unlock()
+	if r != nil {
+		r.traceGet()
+	}
 	return r, err
 }
 

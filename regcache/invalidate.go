@@ -80,6 +80,9 @@ func (c *Cache) removeLocked(r *Region) bool {
 		c.buryLocked(r)
 		return true
 	}
+	if c.revokeLocked(r) {
+		return false
+	}
 	c.loose[r] = struct{}{}
 	c.usage.deadB += r.cold.pinned
 	return false
@@ -90,6 +93,9 @@ func (c *Cache) unpublishLocked(r *Region) {
 	c.index.remove(r)
 	c.recency.lru.Remove(r)
 	r.cold.inIndex = false
+	if len(c.listeners) > 0 {
+		c.tellLocked(r)
+	}
 }
 
 // buryLocked hands r, which the caller has claimed, to the reaper.
@@ -128,7 +134,9 @@ func (c *Cache) deregister(victims []*Region) {
 	for _, r := range victims {
 		err := c.backend.Deregister(r.cold.mr)
 		r.cold.keep = nil
+		r.tracePoison()
 		c.mu.Lock()
+		c.revokedLocked(r)
 		c.usage.regions--
 		c.usage.bytes -= r.cold.pinned
 		c.usage.dying--

@@ -34,6 +34,7 @@ func (c *Cache) GetList(g hca.Range, a hca.Access, cfg ListConfig) (*List, error
 		return nil, c.badRange(g)
 	}
 	if r := c.hit(g.Addr, g.End(), a, maxProbes); r != nil {
+		r.traceGet()
 		return &List{parts: []*Region{r}}, nil
 	}
 	piece := cfg.Piece

@@ -35,6 +35,7 @@ type cold struct {
 	// guarded by Cache.mu
 	used    time.Duration // when it was last known to be used, by Cache.clock
 	born    tick          // when it was registered
+	trace   trace
 	inIndex bool
 	why     hca.Unkept
 	end     end // why it left look-up
@@ -133,6 +134,7 @@ func (r *Region) Remote(b []byte) hca.RemoteAddr {
 // Release of a Region that is kept is one atomic addition. Of one that is not,
 // the last Release deregisters it before it returns.
 func (r *Region) Release() {
+	r.traceRelease()
 	if w := r.state.Add(^uint64(0)); w&stReleaseRare != 0 {
 		r.releaseRare(w)
 	}
@@ -141,7 +143,7 @@ func (r *Region) Release() {
 func (r *Region) releaseRare(w uint64) {
 	if w&stRefs == stRefs {
 		r.state.Add(stRef)
-		panic("regcache: Release of a Region that nobody holds: " + r.Range().String())
+		panic("regcache: Release of a Region that nobody holds: " + r.Range().String() + r.traceReleases())
 	}
 	switch {
 	case w&stRefs != 0:

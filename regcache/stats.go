@@ -23,6 +23,7 @@ type Stats struct {
 
 	Evictions     uint64 // Regions given up for a limit
 	Invalidations uint64 // Regions whose memory went away
+	Revocations   uint64 // Regions deregistered although held, because they were exported so
 	Replaced      uint64 // Regions that a better one made superfluous
 
 	Merges uint64 // registrations that took the place of a run of neighbours
@@ -48,7 +49,7 @@ type counts struct {
 	hits, slowHits, misses                                      uint64
 	registrations, deregistrations, failures, joinedErrors      uint64
 	retries, redone, deregisterErrors, evictions, invalidations uint64
-	replaced, merges, events, lost, sweeps, swept               uint64
+	revocations, replaced, merges, events, lost, sweeps, swept  uint64
 	usedOnce                                                    [hca.NumUnkept]uint64
 }
 
@@ -63,7 +64,7 @@ func (c *Cache) Stats() Stats {
 		Hits: n.hits, SlowHits: n.slowHits, Misses: n.misses,
 		Registrations: n.registrations, Deregistrations: n.deregistrations, Failures: n.failures,
 		JoinedErrors: n.joinedErrors, Retries: n.retries, Redone: n.redone, DeregisterErrors: n.deregisterErrors,
-		Evictions: n.evictions, Invalidations: n.invalidations, Replaced: n.replaced, UsedOnce: n.usedOnce,
+		Revocations: n.revocations, Evictions: n.evictions, Invalidations: n.invalidations, Replaced: n.replaced, UsedOnce: n.usedOnce,
 		Merges: n.merges, Sweeps: n.sweeps, Swept: n.swept,
 		Events: n.events, EventsLost: n.lost,
 		Regions: c.index.regions, Registered: c.usage.regions, InUseOnce: len(c.loose),

@@ -1,0 +1,84 @@
+package regcache
+
+import "example.com/holdfast/hca"
+
+// Export is a Region whose rkey was given to a peer on the condition that it can
+// be taken back: when the memory goes away the Region is deregistered at once,
+// although it is held, so that a late write by the peer fails with a remote
+// access error and touches nothing that lies at the address by then.
+type Export struct {
+	r       *Region
+	revoked chan struct{}
+	closed  bool // guarded by Cache.mu
+}
+
+// Export makes the Region revocable, until Close. The caller must hold it, and
+// still has to Release it. It is only possible where somebody tells of the
+// memory's end, or where nobody has to.
+//
+// Errors: hca.ErrNotSupported for a Region that is used once, because of which
+// nobody tells; hca.ErrBadAddress if its memory is gone already.
+func (r *Region) Export() (*Export, error) {
+	c := r.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := &hca.OpError{Op: "export", Device: c.info.Name, Range: r.Range()}
+	switch {
+	case r.cold.why != hca.KeptAllRight:
+		e.Err, e.Detail = hca.ErrNotSupported, "it is used only once, because "+r.cold.why.String()
+		return nil, e
+	case !r.cold.inIndex:
+		e.Err, e.Detail = hca.ErrBadAddress, "it left the cache: "+r.cold.end.String()
+		return nil, e
+	}
+	x := &Export{r: r, revoked: make(chan struct{})}
+	c.exports[r] = append(c.exports[r], x)
+	return x, nil
+}
+
+// Remote is what the peer needs to reach b, which must be inside the Region;
+// else it panics.
+func (x *Export) Remote(b []byte) hca.RemoteAddr { return x.r.Remote(b) }
+
+// Revoked is closed once the Region was deregistered because its memory went
+// away: the keys are dead by then. It is never closed after Close.
+func (x *Export) Revoked() <-chan struct{} { return x.revoked }
+
+// Close ends the export: from now on the Region lives until its last Release
+// like any other. Closing twice is harmless.
+func (x *Export) Close() {
+	c := x.r.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x.closed = true
+	for i, other := range c.exports[x.r] {
+		if other == x {
+			c.exports[x.r] = append(c.exports[x.r][:i:i], c.exports[x.r][i+1:]...)
+			break
+		}
+	}
+	if len(c.exports[x.r]) == 0 {
+		delete(c.exports, x.r)
+	}
+}
+
+// revokeLocked claims r, which is dead and held, if it is exported: its holders
+// gave leave to. Their last Release finds it claimed and does nothing. Cache.mu
+// is held.
+func (c *Cache) revokeLocked(r *Region) bool {
+	if len(c.exports[r]) == 0 || r.state.Or(stClaimed)&stClaimed != 0 {
+		return false
+	}
+	c.count.revocations++
+	c.buryLocked(r)
+	return true
+}
+
+// revokedLocked tells the exports of r that it was deregistered. Cache.mu is
+// held.
+func (c *Cache) revokedLocked(r *Region) {
+	for _, x := range c.exports[r] {
+		close(x.revoked)
+	}
+	delete(c.exports, r)
+}
