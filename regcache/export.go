@@ -71,7 +71,20 @@ func (c *Cache) revokeLocked(r *Region) bool {
 	}
 	c.count.revocations++
 	c.buryLocked(r)
+	c.loose[r] = struct{}{} // it is in use, whatever became of its registration
 	return true
+}
+
+// leave is called when the last reference to a Region was given back that
+// somebody else had claimed: if it was revoked while it was held, it is out of
+// use now and its hits are final.
+func (c *Cache) leave(r *Region) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, held := c.loose[r]; held && r.claimIf(stRefs, 0) {
+		delete(c.loose, r)
+		c.count.hits += r.cold.hits
+	}
 }
 
 // revokedLocked tells the exports of r that it was deregistered. Cache.mu is

@@ -38,6 +38,7 @@ type flight struct {
 	// guarded by Cache.mu
 	now     hca.Range // what is being registered
 	touched bool      // an event touched it since the attempt began
+	owner   bool      // its owner called Invalidate for it
 }
 
 // How often a range that was touched is registered again in the hope of
@@ -78,6 +79,7 @@ func (c *Cache) unionLocked(g hca.Range, a hca.Access) hca.Access {
 type plan struct {
 	reg    hca.Range
 	access hca.Access
+	merge  bool // it takes the place of neighbours
 	last   bool // if it cannot be kept it is used once; others are given up then
 }
 
@@ -93,7 +95,7 @@ func (c *Cache) tryPlansLocked(f *flight) (*Region, error) {
 	union := plan{reg: f.reg, access: c.unionLocked(f.reg, f.access)}
 	if f.held == nil && c.monitor != nil {
 		if reg, access, ok := c.mergeLocked(f.reg, union.access); ok {
-			if r, err := c.attempt(f, plan{reg: reg, access: access}); r != nil && err == nil {
+			if r, err := c.attempt(f, plan{reg: reg, access: access, merge: true}); r != nil && err == nil {
 				c.count.merges++
 				return r, nil
 			}
@@ -112,16 +114,16 @@ func (c *Cache) tryPlansLocked(f *flight) (*Region, error) {
 // to be kept. Cache.mu is held at the beginning and at the end.
 func (c *Cache) attempt(f *flight, p plan) (*Region, error) {
 	for n := 1; ; n++ {
-		f.now, f.touched = p.reg, false
+		f.now, f.touched, f.owner = p.reg, false, false
 		c.mu.Unlock()
 		w := c.watch(f, p.reg)
 		c.mu.Lock()
 		keep := f.once == hca.KeptAllRight && w.Why == hca.KeptAllRight
-		if !keep && !p.last {
-			return nil, nil
+		if !p.last && !keep || p.merge && !c.fitsLocked(1, c.pinnedBytes(p.reg)) {
+			return nil, nil // a merge is not worth an eviction
 		}
-		mr, fits, err := c.registerLocked(p.reg, p.access)
-		if err != nil {
+		mr, fits, err := c.registerLocked(p)
+		if mr == nil {
 			return nil, err
 		}
 		r := c.newRegion(f, p.reg, w, mr)
@@ -181,22 +183,29 @@ func (c *Cache) watch(f *flight, g hca.Range) hca.Watch {
 	return w
 }
 
-// registerLocked has the backend register the range, and makes room for it
-// within the limits first; fits is false if there is none, and it is registered
-// all the same. If the backend runs out, idle Regions are given back and those
+// registerLocked has the backend register by the plan, and makes room within the
+// limits first; fits is false if there is none. Then the last plan is registered
+// all the same, and others are answered with nil. If the backend runs out, idle Regions are given back and those
 // that are dying waited for, as long as there are any. Cache.mu is held at the
 // beginning and at the end, never in between while the backend works.
-func (c *Cache) registerLocked(g hca.Range, a hca.Access) (mr *hca.MR, fits bool, err error) {
+func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
+	g, a := p.reg, p.access
 	bytes := c.pinnedBytes(g)
 	victims := c.makeRoomLocked(1, bytes)
 	for _, v := range victims { // they are as good as gone: count them out for the question
 		c.usage.regions--
-		c.usage.bytes -= v.cold.pinned
+		c.usage.bytes -= v.pinned()
 	}
 	fits = c.fitsLocked(1, bytes)
 	for _, v := range victims {
 		c.usage.regions++
-		c.usage.bytes += v.cold.pinned
+		c.usage.bytes += v.pinned()
+	}
+	if !fits && !p.last {
+		c.mu.Unlock()
+		c.deregister(victims)
+		c.mu.Lock()
+		return nil, false, nil
 	}
 	c.usage.regions++
 	c.usage.bytes += bytes
@@ -265,7 +274,7 @@ func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Regi
 	r := &Region{
 		start: g.Addr, end: g.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
 		domains: w.Domains, kind: w.Kind, cache: c,
-		cold: &cold{mr: mr, pinned: c.pinnedBytes(g), keep: f.held, born: tickOf(c.clock())},
+		cold: &cold{mr: mr, keep: f.held, born: tickOf(c.clock())},
 	}
 	switch {
 	case c.info.Follows:
@@ -287,7 +296,7 @@ func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Regi
 func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	for try := 0; ; try++ {
 		settled := c.applyLocked()
-		if f.touched && r.check != checkNothing {
+		if f.touched && (r.check != checkNothing || f.owner) {
 			return hca.UnkeptUnsettled, false
 		}
 		if r.check == checkNothing || settled && c.quietLocked(r) {

@@ -48,7 +48,7 @@ func (c *Cache) eventLocked(e hca.Event) {
 	if e.Range.Empty() {
 		return
 	}
-	c.markFlightsLocked(e.Range)
+	c.markFlightsLocked(e.Range, false)
 	c.scratch = c.index.overlapping(e.Range, c.scratch[:0])
 	for _, r := range c.scratch {
 		if r.cold.inIndex && r.check != checkNothing {
@@ -63,11 +63,12 @@ func (c *Cache) eventLocked(e hca.Event) {
 	clear(c.scratch)
 }
 
-// markFlightsLocked marks the registrations under way that touch g.
-func (c *Cache) markFlightsLocked(g hca.Range) {
+// markFlightsLocked marks the registrations under way that touch g, by an event
+// or because the owner of the memory says so.
+func (c *Cache) markFlightsLocked(g hca.Range, owner bool) {
 	for f := range c.flying {
 		if f.now.Overlaps(g) {
-			f.touched = true
+			f.touched, f.owner = true, f.owner || owner
 		}
 	}
 }
@@ -84,7 +85,7 @@ func (c *Cache) removeLocked(r *Region) bool {
 		return false
 	}
 	c.loose[r] = struct{}{}
-	c.usage.deadB += r.cold.pinned
+	c.usage.deadB += r.pinned()
 	return false
 }
 
@@ -111,12 +112,12 @@ func (c *Cache) dieLocked(r *Region) {
 	if _, was := c.loose[r]; was {
 		delete(c.loose, r)
 		if r.cold.why == hca.KeptAllRight {
-			c.usage.deadB -= r.cold.pinned
+			c.usage.deadB -= r.pinned()
 		}
 	}
 	c.usage.dying++
-	c.usage.deadB += r.cold.pinned
-	c.count.hits += hitsOf(r.state.Load())
+	c.usage.deadB += r.pinned()
+	c.count.hits += r.cold.hits
 }
 
 // retire deregisters r, which the caller claimed when he gave the last
@@ -138,9 +139,9 @@ func (c *Cache) deregister(victims []*Region) {
 		c.mu.Lock()
 		c.revokedLocked(r)
 		c.usage.regions--
-		c.usage.bytes -= r.cold.pinned
+		c.usage.bytes -= r.pinned()
 		c.usage.dying--
-		c.usage.deadB -= r.cold.pinned
+		c.usage.deadB -= r.pinned()
 		if err == nil {
 			c.count.deregistrations++
 			if c.log.debug {

@@ -30,7 +30,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 	freed := usage{}
 	for _, r := range victims {
 		freed.regions++
-		freed.bytes += r.cold.pinned
+		freed.bytes += r.pinned()
 	}
 	c.press()
 	c.replayLocked()
@@ -48,7 +48,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 		c.dieLocked(r)
 		c.count.evictions++
 		freed.regions++
-		freed.bytes += r.cold.pinned
+		freed.bytes += r.pinned()
 		victims = append(victims, r)
 	}
 }
@@ -72,7 +72,7 @@ func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 		}
 		c.dieLocked(r)
 		c.count.evictions++
-		freed += r.cold.pinned
+		freed += r.pinned()
 		victims = append(victims, r)
 	}
 	return victims

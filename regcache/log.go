@@ -99,7 +99,7 @@ func (c *Cache) noteRegisteredLocked(mr *hca.MR) {
 // held.
 func (c *Cache) noteGoneLocked(r *Region) {
 	c.noteLocked("deregistered", r.Range(), slog.String("why", r.cold.end.String()),
-		slog.Uint64("hits", hitsOf(r.state.Load())), slog.Duration("age", r.cold.born.since(c.clock())))
+		slog.Uint64("hits", r.cold.hits), slog.Duration("age", r.cold.born.since(c.clock())))
 }
 
 // noteErrorLocked adds a line about something that failed. Cache.mu is held.

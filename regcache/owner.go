@@ -19,7 +19,7 @@ func (c *Cache) Trim(bytes uint64) uint64 {
 		}
 		c.dieLocked(r)
 		c.count.evictions++
-		freed += r.cold.pinned
+		freed += r.pinned()
 		victims = append(victims, r)
 	}
 	c.mu.Unlock()
@@ -28,8 +28,8 @@ func (c *Cache) Trim(bytes uint64) uint64 {
 }
 
 // Flush deregisters everything that nobody uses, and says how many Regions
-// that were. When it returns they are deregistered, those too that the reaper
-// had been going to.
+// that were, those included that waited for the reaper. When it returns they are
+// deregistered; what the reaper is at work on may take a moment longer.
 func (c *Cache) Flush() int {
 	c.mu.Lock()
 	victims := c.dead
@@ -59,7 +59,7 @@ func (c *Cache) Invalidate(g hca.Range) (inUse int) {
 	}
 	c.mu.Lock()
 	c.count.events++
-	c.markFlightsLocked(g)
+	c.markFlightsLocked(g, true)
 	c.scratch = c.index.overlapping(g, c.scratch[:0])
 	for _, r := range c.scratch {
 		c.count.invalidations++

@@ -64,3 +64,26 @@ func TestLastPageOfTheAddressSpace(t *testing.T) {
 		}
 	}
 }
+
+// A look-up that comes too late, on a Region that is claimed already, takes its
+// hit back; it must not be counted because the hits were read in between.
+func TestHitsAreThoseOfTheClaim(t *testing.T) {
+	c, _, m := rig(t, hca.MemOwned, Config{SweepEvery: -1})
+	r := mustGet(t, c, at(0, 1), 0)
+	m.event(at(0, 1))
+	mustGet(t, c, at(2, 1), 0).Release() // applies the event: r is dead and held
+	c.mu.Lock()
+	released := make(chan struct{})
+	go func() {
+		r.Release() // claims r, and waits for the lock
+		close(released)
+	}()
+	for r.state.Load()&stClaimed == 0 {
+	}
+	r.state.Add(stHit + stRef) // a hit that had found r in the index before
+	c.mu.Unlock()
+	<-released
+	c.undoHit(r) // and sees that it is dead
+	quiet(t, c)
+	require.Zero(t, c.Stats().Hits)
+}

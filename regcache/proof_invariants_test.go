@@ -50,7 +50,7 @@ func invariants(c *Cache) error {
 		}
 		in[r] = true
 		perClass[classOf(r.end-r.start)]++
-		bytes += r.cold.pinned
+		bytes += r.pinned()
 		for _, g := range []hca.Range{r.Range(), {Addr: r.start, Len: 1}, {Addr: r.end - 1, Len: 1}} {
 			found := false
 			for _, o := range c.index.overlapping(g, nil) {
@@ -118,9 +118,9 @@ func invariants(c *Cache) error {
 		if in[r] || r.cold.inIndex || w&stDead == 0 || w&stClaimed != 0 || w&stRefs == 0 {
 			return fail("%v is loose: in index %v, state %#x", r.Range(), in[r], w)
 		}
-		bytes += r.cold.pinned
+		bytes += r.pinned()
 		if r.cold.why == hca.KeptAllRight {
-			deadBytes += r.cold.pinned
+			deadBytes += r.pinned()
 		}
 	}
 	switch {
@@ -148,7 +148,7 @@ func invariants(c *Cache) error {
 
 func looseBytes(c *Cache) (bytes uint64) {
 	for r := range c.loose {
-		bytes += r.cold.pinned
+		bytes += r.pinned()
 	}
 	return bytes
 }

@@ -174,10 +174,12 @@ func (m *cacheModel) invalidate(g hca.Range, held bool) {
 
 // register answers whether the new one fits, whether its memory was touched
 // meanwhile, and the error.
-func (m *cacheModel) register(g hca.Range, a hca.Access) (fits, touched bool, err error) {
+func (m *cacheModel) register(g hca.Range, a hca.Access, last bool) (fits, touched bool, err error) {
 	bytes := g.Pages(pg).Len
 	m.makeRoom(1, bytes)
-	fits = m.fits(1, bytes)
+	if fits = m.fits(1, bytes); !fits && !last {
+		return false, false, nil
+	}
 	for {
 		var call modelCall
 		if len(m.calls) > 0 {
@@ -236,8 +238,8 @@ func (m *cacheModel) attempt(g hca.Range, a hca.Access, held bool, once hca.Unke
 		case hca.MemOwned:
 			r.check = checkCounter
 		}
-		fits, touched, err := m.register(g, a)
-		if err != nil {
+		fits, touched, err := m.register(g, a, last)
+		if err != nil || !fits && !last {
 			return nil, err
 		}
 		why := w.Why

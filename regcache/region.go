@@ -28,11 +28,11 @@ type Region struct {
 
 // cold is the part of a Region that no hit touches.
 type cold struct {
-	mr     *hca.MR        // what to deregister; immutable
-	pinned uint64         // bytes this counts against MaxBytes; immutable
-	keep   unsafe.Pointer // keeps held memory alive; dropped after deregistration by who claimed it
-	next   *Region        // next in the list of Regions hit since the last replay (recency.go)
+	mr   *hca.MR        // what to deregister; immutable
+	keep unsafe.Pointer // keeps held memory alive; dropped after deregistration by who claimed it
+	next *Region        // next in the list of Regions hit since the last replay (recency.go)
 	// guarded by Cache.mu
+	hits    uint64        // that it had when it was claimed
 	used    time.Duration // when it was last known to be used, by Cache.clock
 	born    tick          // when it was registered
 	trace   trace
@@ -62,9 +62,10 @@ const (
 //	bit  63      dead: out of look-up for ever
 //
 // A Region is deregistered by whoever sets claimed, which can only be set when
-// it is dead and has no references, by one compare-and-swap: so once. A hit
-// that finds it dead takes its reference and its hit back; while it holds the
-// reference nobody can claim, so the hits read when claiming are exact.
+// it is dead and has no references, by one compare-and-swap: so once. (The one
+// exception is a Region that was exported: see export.go.) A hit that finds it
+// dead takes its reference and its hit back; while it holds the reference nobody
+// can claim, so the hits that claiming takes out of the word are exact.
 const (
 	stRef     uint64 = 1
 	stRefs    uint64 = 1<<24 - 1
@@ -88,6 +89,9 @@ func hitsOf(w uint64) uint64 { return (w & stHits) >> 24 }
 // Range is what the registration covers. It may be wider than what was asked
 // for.
 func (r *Region) Range() hca.Range { return hca.Range{Addr: r.start, Len: r.end - r.start} }
+
+// pinned is what the Region counts against Config.MaxBytes.
+func (r *Region) pinned() uint64 { return r.cache.pinnedBytes(r.Range()) }
 
 // Access is what the registration allows; at least what was asked for.
 func (r *Region) Access() hca.Access { return r.access }
@@ -150,6 +154,8 @@ func (r *Region) releaseRare(w uint64) {
 	case w&stDead != 0:
 		if r.claim() {
 			r.cache.retire(r)
+		} else if w&stClaimed != 0 {
+			r.cache.leave(r)
 		}
 	case w&stParked != 0:
 		r.cache.unpark(r)
@@ -158,26 +164,22 @@ func (r *Region) releaseRare(w uint64) {
 
 // claim reports whether the caller is the one who has to deregister r. It must
 // be dead; nobody claims it while it has references.
-func (r *Region) claim() bool {
-	for {
-		w := r.state.Load()
-		if w&(stRefs|stClaimed) != 0 {
-			return false
-		}
-		if r.state.CompareAndSwap(w, w|stClaimed) {
-			return true
-		}
-	}
-}
+func (r *Region) claim() bool { return r.claimIf(stRefs|stClaimed, stClaimed) }
 
 // killIdle makes r dead and claims it in one step if nobody uses it.
-func (r *Region) killIdle() bool {
+func (r *Region) killIdle() bool { return r.claimIf(stRefs|stDead, stDead|stClaimed) }
+
+// claimIf sets bits, and takes the hits out of the word, if none of the bits
+// without is set. A hit that comes too late may still count itself into the
+// word, but it takes that back.
+func (r *Region) claimIf(without, set uint64) bool {
 	for {
 		w := r.state.Load()
-		if w&(stRefs|stDead) != 0 {
+		if w&without != 0 {
 			return false
 		}
-		if r.state.CompareAndSwap(w, w|stDead|stClaimed) {
+		if r.state.CompareAndSwap(w, w&^stHits|set) {
+			r.cold.hits = hitsOf(w)
 			return true
 		}
 	}

@@ -105,7 +105,7 @@ func (r *Region) infoLocked(now time.Duration) RegionInfo {
 		Range: r.Range(), Access: r.access, Kind: r.kind,
 		References: int(w & stRefs), Hits: hitsOf(w),
 		Age:  r.cold.born.since(now),
-		LKey: r.lkey, RKey: r.rkey, Pinned: r.cold.pinned,
+		LKey: r.lkey, RKey: r.rkey, Pinned: r.pinned(),
 	}
 	switch {
 	case w&stClaimed != 0:
