@@ -3,8 +3,10 @@
 package verbs
 
 import (
+	"context"
 	"os"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -34,18 +36,16 @@ func adapter(t testing.TB) string {
 	return name
 }
 
-// open opens the adapter until the end of the test.
+// open opens the adapter until the end of the test, with on-demand paging even
+// if that is right for whole pages only: what the tests move on demand begins at
+// the beginning of a page, but for those that are about this.
 func open(t testing.TB) *device {
 	t.Helper()
-	d, err := Open(Config{Name: adapter(t)})
+	d, err := Open(Config{Name: adapter(t), TrustODP: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d.(*device)
 }
-
-// softRoCE says whether the adapter is rdma_rxe: it has a vendor number of its
-// own.
-func (d *device) softRoCE() bool { return d.caps.vendor_id == 0xffffff }
 
 // needODP skips where the adapter has no on-demand paging for the operations
 // on RC.
@@ -114,4 +114,19 @@ func scaled(n int) int {
 		return n
 	}
 	return n / 10
+}
+
+// nextOf waits for a completion where there is no test to fail: in goroutines.
+func nextOf(cq hca.CQ, limit time.Duration) (hca.WC, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for {
+		var wc [1]hca.WC
+		if n, err := cq.Poll(wc[:]); n == 1 || err != nil {
+			return wc[0], err
+		}
+		if err := cq.Wait(ctx); err != nil {
+			return hca.WC{}, err
+		}
+	}
 }

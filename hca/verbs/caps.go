@@ -25,7 +25,7 @@ const maxLen = 1 << 47
 
 // findOut fills in what the device can do: what the adapter says, and where
 // adapter, kernel and library must all play along, what a try shows.
-func (d *device) findOut() error {
+func (d *device) findOut(trust bool) error {
 	c := &d.caps
 	page := uint64(os.Getpagesize())
 	d.attr = hca.Attr{
@@ -40,7 +40,7 @@ func (d *device) findOut() error {
 	odp.RC, odp.UD = hca.ODPOps(c.odp_rc)&known, hca.ODPOps(c.odp_ud)&known
 	var notes []string
 	if c.odp_general&C.IBV_ODP_SUPPORT != 0 {
-		note, err := d.tryODP(page)
+		note, err := d.tryODP(page, trust)
 		if err != nil {
 			return err
 		}
@@ -56,10 +56,10 @@ func (d *device) findOut() error {
 	return nil
 }
 
-// tryODP registers a page on demand, advises it, and registers the whole
-// address space where the adapter says it can. A refusal is a finding; what
-// else goes wrong is an error.
-func (d *device) tryODP(page uint64) ([]string, error) {
+// tryODP registers a page on demand, advises it, moves bytes (proveODP), and
+// registers the whole address space where the adapter says it can. A refusal is
+// a finding; what else goes wrong is an error.
+func (d *device) tryODP(page uint64, trust bool) ([]string, error) {
 	odp := &d.attr.ODP
 	odp.Support = true // so that registering does not refuse by itself
 	b, err := unix.Mmap(-1, 0, int(page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -92,6 +92,22 @@ func (d *device) tryODP(page uint64) ([]string, error) {
 	}
 	if err != nil && !refusal(err) {
 		return nil, err
+	}
+	d.proved = true
+	if d.softRoCE() {
+		right, ran, err := d.proveODP()
+		switch {
+		case err != nil:
+			return nil, err
+		case !ran:
+			notes = append(notes, "which was not proved: no transfer went through")
+		case !right && trust:
+			notes = append(notes, "WRONG except for whole pages, and trusted all the same")
+		case !right:
+			*odp = hca.ODPCaps{}
+			return []string{"no on-demand paging: this kernel's moves bytes to wrong places and was ruled out"}, nil
+		}
+		d.proved = ran && right
 	}
 	if d.caps.odp_general&C.IBV_ODP_SUPPORT_IMPLICIT == 0 {
 		return append(notes, "not of the whole address space"), nil

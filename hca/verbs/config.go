@@ -22,6 +22,13 @@ type Config struct {
 	// Workers is how many calls of PostRegister and PostAdvise run at the same
 	// time. 0: 2.
 	Workers int
+	// TrustODP uses the on-demand paging of an adapter that moved bytes to
+	// wrong places when it was tried, as Soft-RoCE of Linux 7.2 does. Only
+	// transfers that begin at the beginning of a page at both ends, over a
+	// path whose MTU is a whole page, are right then. For tests and
+	// measurements that know this and check every byte. false: such an adapter
+	// is opened without on-demand paging.
+	TrustODP bool
 	// Log receives a line for every asynchronous event of the adapter. nil:
 	// events are only counted.
 	Log *slog.Logger

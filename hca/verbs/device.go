@@ -61,7 +61,9 @@ type device struct {
 		pinned uint64
 	}
 
-	count counters
+	proved bool // on-demand paging passed proveODP, or needs no proof
+
+	count *counters
 }
 
 // counters are apart from what hits read, and written by whoever polls.
@@ -86,7 +88,7 @@ func Open(cfg Config) (Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &device{ctx: ctx, log: cfg.Log}
+	d := &device{ctx: ctx, log: cfg.Log, count: new(counters)}
 	d.attr.Name = name
 	d.mu.mrs = map[uint32]*registration{}
 	d.mu.cqs = map[*completionQueue]struct{}{}
@@ -116,14 +118,10 @@ func (d *device) setUp(cfg Config) error {
 		n = 2
 	}
 	d.jobs = newWorkers(n)
-	if err := d.findOut(); err != nil {
+	if err := d.findOut(cfg.TrustODP); err != nil {
 		return err
 	}
-	d.count.rnrAtOpen = d.rnrNaks()
-	d.count.registrations.Store(0)
-	d.count.deregistrations.Store(0)
-	d.count.prefetches.Store(0)
-	d.count.prefetchPages.Store(0)
+	d.count = &counters{rnrAtOpen: d.rnrNaks()} // what findOut did is not counted
 	d.events, err = d.startEvents()
 	return err
 }
@@ -200,7 +198,7 @@ func (d *device) Close() error {
 // Counters tells what was done through this device since it was opened.
 // RNRNaks alone is counted by the adapter, for the whole of it.
 func (d *device) Counters() hca.Counters {
-	c := &d.count
+	c := d.count
 	d.mu.Lock()
 	pinned := d.mu.pinned
 	d.mu.Unlock()

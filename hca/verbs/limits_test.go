@@ -3,6 +3,7 @@
 package verbs
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -52,6 +53,7 @@ func TestPins(t *testing.T) {
 func TestMemlock(t *testing.T) {
 	adapter(t)
 	childtest.Run(t, 30*time.Second, nil, func(t *testing.T) {
+		runtime.LockOSThread() // see docs/verbs.md, "Changing the user"
 		childtest.DropPrivileges(t, 7301, 64*page)
 		d := open(t)
 		m := hcatest.Map(t, 64*page)
@@ -75,6 +77,7 @@ func TestMemlock(t *testing.T) {
 func TestNoMemlock(t *testing.T) {
 	adapter(t)
 	childtest.Run(t, 30*time.Second, nil, func(t *testing.T) {
+		runtime.LockOSThread()
 		childtest.DropPrivileges(t, 7302, 0)
 		d := open(t)
 		_, err := d.Register(hca.RangeOf(hcatest.Map(t, page)), everything)

@@ -318,7 +318,7 @@ func (q *queuePair) finish(id wireID, good bool) (request, bool) {
 }
 
 func (d *device) countDone(req request) {
-	c := &d.count
+	c := d.count
 	switch req.op {
 	case hca.WCSend:
 		c.sends.Add(1)

