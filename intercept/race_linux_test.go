@@ -89,13 +89,18 @@ func TestProbeIsExact(t *testing.T) {
 // A reader of a feed has, once Next answers 0, everything that a settled
 // counter counted before. The counter counts single events, so it can be told.
 func TestNextHandsOutWhatIsCounted(t *testing.T) {
-	inChild(t, func(t *testing.T, m *Monitor) {
+	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+		// One descriptor and several threads, so that one read takes several
+		// events.
+		m, err := UserfaultConfig(Config{Descriptors: 1})
+		require.NoError(t, err)
 		f, err := m.Subscribe(nil)
 		require.NoError(t, err)
 		base := settle(t, m) / hca.CounterStep
+		before := m.Stats()
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
-		for i := range 3 {
+		for i := range 5 {
 			r := memory(t, 1)
 			wg.Add(1)
 			go func() {
@@ -106,7 +111,7 @@ func TestNextHandsOutWhatIsCounted(t *testing.T) {
 						return
 					default:
 					}
-					if i == 2 {
+					if i == 0 {
 						m.Begin(r, hca.CauseDiscard).End()
 						runtime.Gosched()
 						continue
@@ -121,7 +126,11 @@ func TestNextHandsOutWhatIsCounted(t *testing.T) {
 		var got uint64
 		var buf [5]hca.Event
 		checks := 0
-		for began := time.Now(); (checks < 20_000 || got < 5000) && time.Since(began) < 8*time.Second; {
+		several := func() bool { // reads that took more than one event
+			s := m.Stats()
+			return s.Unmaps-before.Unmaps >= s.Reads-before.Reads+10
+		}
+		for began := time.Now(); (checks < 20_000 || got < 5000 || !several()) && time.Since(began) < 10*time.Second; {
 			g := m.counter.Load()
 			if g&hca.Unsettled != 0 {
 				continue
@@ -141,9 +150,13 @@ func TestNextHandsOutWhatIsCounted(t *testing.T) {
 			got += uint64(n)
 		}
 		require.Equal(t, settle(t, m)/hca.CounterStep-base, got, "each once")
-		t.Logf("%d checks, %d events", checks, got)
+		s := m.Stats()
+		reads, reported := s.Reads-before.Reads, s.Unmaps-before.Unmaps
+		t.Logf("%d checks, %d events, of which %d in %d reads", checks, got, reported, reads)
+		require.Less(t, reads, reported, "no read took several: this test proved less than it should")
 		require.GreaterOrEqual(t, got, uint64(5000))
 		require.NoError(t, f.Close())
+		require.NoError(t, m.Close())
 	})
 }
 

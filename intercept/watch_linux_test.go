@@ -319,8 +319,8 @@ func TestWatch_AfterLoss(t *testing.T) {
 		for range 100 {
 			require.NoError(t, rawMadvise(a.Addr, uintptr(a.Len), unix.MADV_DONTNEED))
 		}
+		settle(t, m) // all of them are in the ring, or were
 		m.kernel.mu.Unlock()
-		settle(t, m)
 		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(a).Why)
 		watched(t, m, b)
 		require.NoError(t, m.Settled(a))
