@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -35,20 +34,19 @@ func browse(t *testing.T, url string, lifetime time.Duration) (document, message
 		t.Skip("no browser: install Debian's package chromium, or set CHROMIUM to its path")
 	}
 	home := t.TempDir()
-	mark := "HOLDFAST_BROWSER=" + home
 	ctx, cancel := context.WithTimeout(context.Background(), 120*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--user-data-dir="+home,
 		"--enable-logging=stderr", fmt.Sprintf("--virtual-time-budget=%d", lifetime.Milliseconds()), "--dump-dom", url)
-	cmd.Env = append(os.Environ(), mark)
+	cmd.Env = append(os.Environ(), "HOLDFAST_BROWSER="+home)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	err := cmd.Run()
-	left := marked(t, mark, 10*time.Second)
+	left := marked(t, home, 10*time.Second)
 	for _, pid := range left {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
@@ -57,18 +55,21 @@ func browse(t *testing.T, url string, lifetime time.Duration) (document, message
 	return out.String(), log.String()
 }
 
-// marked waits until no process has the mark in its environment, and answers
-// with those that still have it after the limit.
+// marked waits until no process has the mark in its environment or among its
+// arguments, and answers with those that still have it after the limit. Some of
+// the browser's processes show only the one, some only the other.
 func marked(t *testing.T, mark string, limit time.Duration) []int {
 	t.Helper()
 	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
 		var pids []int
-		files, err := filepath.Glob("/proc/[0-9]*/environ")
+		dirs, err := filepath.Glob("/proc/[0-9]*")
 		require.NoError(t, err)
-		for _, f := range files {
-			env, err := os.ReadFile(f) // fails for who is gone, or another user's
-			pid, _ := strconv.Atoi(strings.Split(f, "/")[2])
-			if err == nil && bytes.Contains(env, []byte(mark+"\x00")) && pid != os.Getpid() {
+		for _, dir := range dirs {
+			env, _ := os.ReadFile(dir + "/environ") // fails for who is gone, or another user's
+			args, _ := os.ReadFile(dir + "/cmdline")
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			require.NoError(t, err)
+			if bytes.Contains(append(env, args...), []byte(mark)) && pid != os.Getpid() {
 				pids = append(pids, pid)
 			}
 		}
@@ -86,10 +87,8 @@ type watched struct {
 	others       atomic.Pointer[string]
 }
 
+// watch starts one; spoil chooses answers to fail, by their number.
 func watch(t *testing.T, spoil func(live int64) bool) *watched {
-	if runtime.GOOS != "linux" {
-		t.Skip("looks for left processes in Linux's /proc")
-	}
 	c := newCache(t, "paper")
 	buf := make([]byte, 64<<10)
 	use(t, c, buf, 1)
