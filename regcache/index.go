@@ -40,8 +40,9 @@ type index struct {
 	classes atomic.Uint64 // bit c set: there are Regions of class c
 
 	// guarded by Cache.mu
-	perClass [64]int // Regions of each class
-	regions  int     // Regions in the index
+	perClass [64]int        // Regions of each class
+	regions  int            // Regions in the index
+	areas    map[uint64]int // Regions that start in each run of areaBlocks blocks, by areaOf their key
 }
 
 type table struct {
@@ -63,6 +64,9 @@ const (
 	minClass = 6  // 64 bytes: below that, Regions share a class
 	maxClass = 63 // a Region of the whole address space
 
+	// Long events skip stretches of this many blocks in which no Region starts.
+	areaBlocks = 1 << 10
+
 	// A hit looks at this many entries for a key before it leaves it to the
 	// slow path; there are more only where many Regions of one size overlap.
 	maxProbes = 32
@@ -80,6 +84,9 @@ func keyOf(addr uint64, class uint) uint64 { return addr>>(class&63)<<6 | uint64
 // block comes the last of all, which is empty.
 func before(key uint64) uint64 { return key - 1<<6 }
 
+// areaOf is unique for a class and a run of areaBlocks blocks.
+func areaOf(key uint64) uint64 { return key>>6/areaBlocks<<6 | key&63 }
+
 // slot spreads keys over the table (Fibonacci hashing: the high bits of the
 // product depend on all of the key).
 func (t *table) slot(key uint64) uint64 { return key * 0x9E3779B97F4A7C15 >> (t.shift & 63) }
@@ -88,7 +95,10 @@ func newTable(size int) *table {
 	return &table{entries: make([]entry, size), mask: uint64(size - 1), shift: uint(64 - bits.Len64(uint64(size-1)))}
 }
 
-func (x *index) init() { x.table.Store(newTable(64)) }
+func (x *index) init() {
+	x.table.Store(newTable(64))
+	x.areas = map[uint64]int{}
+}
 
 // find looks for a Region that covers [addr, end) with at least the access. It
 // is the readers' side: no lock, and nil proves nothing. It reads at most limit
@@ -169,8 +179,10 @@ func (x *index) findLocked(g hca.Range, a hca.Access) *Region {
 // overlapping appends every Region that shares a byte with g to out. Cache.mu
 // is held.
 //
-// It probes every block of g, and the one before, in every class in use, or
-// reads the whole table if that is less.
+// It probes the blocks of g, and the one before, in every class in use. In a
+// long range it skips the areas in which no Region starts, so what it costs goes
+// with what is there and not with the length of g: an event of a terabyte over
+// nothing costs a look at each area that there is.
 func (x *index) overlapping(g hca.Range, out []*Region) []*Region {
 	t := x.table.Load()
 	keep := func(r *Region) bool {
@@ -179,20 +191,38 @@ func (x *index) overlapping(g hca.Range, out []*Region) []*Region {
 		}
 		return true
 	}
-	probes := uint64(0)
-	for classes := x.classes.Load(); classes != 0; classes &= classes - 1 {
-		c := uint(bits.TrailingZeros64(classes))
-		probes += (g.End()-1)>>c - g.Addr>>c + 2
-	}
-	if probes >= uint64(len(t.entries)) {
-		t.walk(keep)
-		return out
+	blocks := func(from, to uint64) { // keys of one class
+		for t.each(from, keep); from != to; t.each(from, keep) {
+			from += 1 << 6
+		}
 	}
 	for classes := x.classes.Load(); classes != 0; classes &= classes - 1 {
 		c := uint(bits.TrailingZeros64(classes))
-		key, last := before(keyOf(g.Addr, c)), keyOf(g.End()-1, c)
-		for t.each(key, keep); key != last; t.each(key, keep) {
-			key += 1 << 6
+		first, last := keyOf(g.Addr, c), keyOf(g.End()-1, c)
+		if g.Addr>>c > 0 {
+			first = before(first)
+		}
+		n := (last-first)>>6 + 1
+		if n <= areaBlocks/16 {
+			blocks(first, last)
+			continue
+		}
+		one := func(area uint64) {
+			from := area>>6*areaBlocks<<6 | area&63
+			blocks(max(from, first), min(from+(areaBlocks-1)<<6, last))
+		}
+		if n/areaBlocks <= uint64(len(x.areas)) {
+			for area := areaOf(first); area <= areaOf(last); area += 1 << 6 {
+				if x.areas[area] > 0 {
+					one(area)
+				}
+			}
+			continue
+		}
+		for area := range x.areas {
+			if area&63 == uint64(c) && area >= areaOf(first) && area <= areaOf(last) {
+				one(area)
+			}
 		}
 	}
 	return out
@@ -229,6 +259,7 @@ func (x *index) insert(r *Region) {
 		x.classes.Store(x.classes.Load() | 1<<c)
 	}
 	x.regions++
+	x.areas[areaOf(r.key())]++
 	t.put(r)
 }
 
@@ -240,6 +271,10 @@ func (x *index) remove(r *Region) {
 		x.classes.Store(x.classes.Load() &^ (1 << c))
 	}
 	x.regions--
+	area := areaOf(r.key())
+	if x.areas[area]--; x.areas[area] == 0 {
+		delete(x.areas, area)
+	}
 }
 
 // rebuild makes a table without tombstones, a quarter to three eighths full: a
