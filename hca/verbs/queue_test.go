@@ -5,6 +5,7 @@ package verbs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -163,6 +164,34 @@ func TestWaitMissesNothing(t *testing.T) {
 		hcatest.Want(t, p.x.RecvCQ, 0, hca.WCSuccess)
 	}
 	require.NoError(t, <-errs)
+}
+
+// Sender and receiver race for who is first, so that messages meet no receive
+// now and then: each is tried again, and no completion or wake-up is lost.
+func TestNotReadyRaces(t *testing.T) {
+	d := open(t)
+	p := newPair(t, d, 8)
+	rounds := uint64(scaled(10000))
+	receiver := make(chan error, 1)
+	go func() {
+		receiver <- func() error {
+			for i := range rounds {
+				if err := p.y.QP.PostRecv(hca.RecvWR{ID: i, SGE: p.dst.sge()}); err != nil {
+					return err
+				}
+				if wc, err := nextOf(p.y.RecvCQ, 30*time.Second); err != nil || wc.ID != i || wc.Status != hca.WCSuccess {
+					return fmt.Errorf("receive %d: %d, %v, %w", i, wc.ID, wc.Status, err)
+				}
+			}
+			return nil
+		}()
+	}()
+	for i := range rounds {
+		require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: i, Op: hca.Send, SGE: p.src.sge()}))
+		hcatest.Want(t, p.x.SendCQ, i, hca.WCSuccess)
+	}
+	require.NoError(t, <-receiver)
+	t.Logf("%d messages, %d met no receive", rounds, d.Counters().RNRNaks)
 }
 
 // Posting and polling allocate nothing.
