@@ -73,10 +73,10 @@ func deep(n int) byte {
 }
 
 func goHeap(t *testing.T, k *kit, held bool, n int) {
-	const most = 100 << 10
+	const most = 65<<10 + 1
 	l := k.newLink(t, most)
 	rnd := rand.New(rand.NewPCG(1, uint64(n)))
-	sizes := []int{1, 100, 4096, 8192, 33 << 10, 64 << 10, 64 << 10, 65<<10 + 1, most}
+	sizes := []int{1, 100, 4096, 8192, 33 << 10, 33 << 10, 64 << 10, most}
 	var over atomic.Bool
 	stopped := make(chan struct{})
 	go func() { stress(&over); close(stopped) }()

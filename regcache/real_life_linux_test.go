@@ -178,7 +178,7 @@ func TestC19_UnmapsWithoutGet(t *testing.T) {
 		before := heapInUse()
 		churn(n)
 		require.LessOrEqual(t, heapInUse(), before+256<<10)
-		awaitSettled(k)
+		awaitSettled(k, mine)
 		misses, events := k.cache.Stats().Misses, k.cache.Stats().Events
 		require.NoError(t, l.use(k.cache, mine))
 		// A probe that finds the last event still on its way is the only excuse.
@@ -235,7 +235,7 @@ func TestC21_ChildrenUnderLoad(t *testing.T) {
 		}
 		together(t, load, func() error {
 			defer over.Store(true)
-			for range underRace(rounds(1000), 5) {
+			for range underRace(rounds(500), 4) {
 				out, err := exec.Command(ls, "-l", "/proc/self/fd").Output()
 				if err != nil {
 					return err

@@ -544,7 +544,7 @@ func (p *program) end() error {
 	return p.k.mem.munmap(p.at(0, modelPages))
 }
 
-func TestRealModel(t *testing.T) {
+func TestModel_RealMemory(t *testing.T) {
 	ws := []world{foreign, oneChannel, smallRing, owned, ownedBoth, strict, unseen, alone, odpWhole, odpWindows, odpRange}
 	long := os.Getenv(modelVar)
 	limit := time.Minute
@@ -572,7 +572,7 @@ func TestRealModel(t *testing.T) {
 
 // TestModel_Fails shows that the model finds what a cache without interception
 // does wrong.
-func TestRealModel_Fails(t *testing.T) {
+func TestModel_Fails(t *testing.T) {
 	inWorlds(t, time.Minute, nil, []world{trusting}, regcache.Config{}, func(t *testing.T, k *kit) {
 		var n modelCounts
 		found := 0

@@ -67,7 +67,7 @@ func TestC36_PrefetchAgainstDiscards(t *testing.T) {
 		mine := hca.Range{Addr: g.Addr + 100*page, Len: 16 * page} // nobody discards these
 		r := k.get(t, g, allWays)
 		var over atomic.Bool
-		n := underRace(rounds(3000), 5)
+		n := underRace(rounds(1500), 5)
 		together(t, func() error {
 			defer over.Store(true)
 			for i := range n {

@@ -121,6 +121,7 @@ type kit struct {
 func inWorlds(t *testing.T, limit time.Duration, env []string, ws []world, cfg regcache.Config, body func(t *testing.T, k *kit)) {
 	for _, w := range ws {
 		t.Run(w.name, func(t *testing.T) {
+			t.Parallel() // children do not disturb each other
 			childtest.Run(t, limit, childEnv(env...), func(t *testing.T) { body(t, newKit(t, w, cfg)) })
 		})
 	}
@@ -690,10 +691,14 @@ func heapInUse() uint64 {
 	return ms.HeapAlloc
 }
 
-// awaitSettled waits until no event is on its way; the child's hard limit
-// bounds it.
-func awaitSettled(k *kit) {
-	for k.mon.Counter().Load()&hca.Unsettled != 0 || k.seesAll() && k.mon.UnderWay(1<<4-1) {
+// awaitSettled waits until no event is on its way that the memory at g could
+// have to do with; the child's hard limit bounds it.
+func awaitSettled(k *kit, g hca.Range) {
+	for {
+		w := k.mon.Watch(g)
+		if k.mon.Counter().Load()&hca.Unsettled == 0 && (w.Domains == 0 || !k.mon.UnderWay(w.Domains)) {
+			return
+		}
 		runtime.Gosched()
 	}
 }
