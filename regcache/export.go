@@ -70,6 +70,7 @@ func (c *Cache) revokeLocked(r *Region) bool {
 		return false
 	}
 	c.count.revocations++
+	r.cold.revoked = true
 	c.buryLocked(r)
 	c.loose[r] = struct{}{} // it is in use, whatever became of its registration
 	return true

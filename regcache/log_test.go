@@ -78,7 +78,9 @@ func TestLogCostsNothing(t *testing.T) {
 	for _, l := range []*slog.Logger{nil, textLog(&out, slog.LevelInfo), textLog(&out, slog.LevelDebug)} {
 		c, _, _ := rig(t, hca.MemOwned, Config{Logger: l})
 		mustGet(t, c, at(0, 1), 0).Release()
-		require.Zero(t, testing.AllocsPerRun(100, func() { mustGet(t, c, at(0, 1), 0).Release() }))
+		if !debugging { // traced references allocate
+			require.Zero(t, testing.AllocsPerRun(100, func() { mustGet(t, c, at(0, 1), 0).Release() }))
+		}
 		require.NoError(t, c.Close())
 		if l == nil || !l.Enabled(context.Background(), slog.LevelDebug) {
 			require.Empty(t, out.String())

@@ -38,7 +38,8 @@ type cold struct {
 	trace   trace
 	inIndex bool
 	why     hca.Unkept
-	end     end // why it left look-up
+	end     end  // why it left look-up
+	revoked bool // claimed while in use, because it was exported
 }
 
 // check is what a hit on a Region has to prove.

@@ -13,11 +13,12 @@ type RegionState uint8
 
 // The states. The first two are in look-up.
 const (
-	RegionIdle  RegionState = iota // kept, and nobody uses it
-	RegionInUse                    // kept, and in use
-	RegionOnce                     // in use, and never was kept: dropped at its last Release
-	RegionDead                     // in use, and out of look-up for ever: dropped at its last Release
-	RegionDying                    // nobody uses it any more: its deregistration is about to come
+	RegionIdle    RegionState = iota // kept, and nobody uses it
+	RegionInUse                      // kept, and in use
+	RegionOnce                       // in use, and never was kept: dropped at its last Release
+	RegionDead                       // in use, and out of look-up for ever: dropped at its last Release
+	RegionRevoked                    // in use, and deregistered nevertheless, or about to be, because it was exported: its keys are dead
+	RegionDying                      // nobody uses it any more: its deregistration is about to come
 	NumRegionStates
 )
 
@@ -32,6 +33,8 @@ func (s RegionState) String() string {
 		return "used once"
 	case RegionDead:
 		return "dead in use"
+	case RegionRevoked:
+		return "revoked"
 	case RegionDying:
 		return "dying"
 	}
@@ -44,7 +47,7 @@ type RegionInfo struct {
 	Access hca.Access  // what it allows
 	Kind   hca.MemKind // how the end of the memory is learned
 	State  RegionState
-	Why    string // why it is used once, dead or dying; empty if it is kept
+	Why    string // why it is used once, dead, revoked or dying; empty if it is kept
 
 	References int    // Gets without their Release; counts hits being undone at this moment
 	Hits       uint64 // Gets answered with it, without the one that made it
@@ -57,7 +60,7 @@ type RegionInfo struct {
 	Unused time.Duration
 
 	LKey, RKey uint32
-	Pinned     uint64 // bytes it counts against Config.MaxBytes
+	Pinned     uint64 // bytes it counts against Config.MaxBytes; 0 if it was revoked and is deregistered
 }
 
 // Snapshot lists every Region, sorted by address, and what is true of all of
@@ -81,11 +84,18 @@ func (c *Cache) Snapshot() []RegionInfo {
 		list = append(list, r.infoLocked(now))
 		return true
 	})
-	for r := range c.loose {
-		list = append(list, r.infoLocked(now))
-	}
 	for _, r := range c.dead {
 		list = append(list, r.infoLocked(now))
+	}
+	for r := range c.loose {
+		i := r.infoLocked(now)
+		if r.cold.revoked {
+			if slices.Contains(c.dead, r) {
+				continue // listed already
+			}
+			i.Pinned = 0
+		}
+		list = append(list, i)
 	}
 	c.mu.Unlock()
 
@@ -105,9 +115,11 @@ func (r *Region) infoLocked(now time.Duration) RegionInfo {
 		Range: r.Range(), Access: r.access, Kind: r.kind,
 		References: int(w & stRefs), Hits: hitsOf(w),
 		Age:  r.cold.born.since(now),
-		LKey: r.lkey, RKey: r.rkey, Pinned: r.pinned(),
+		LKey: r.cold.mr.LKey, RKey: r.cold.mr.RKey, Pinned: r.pinned(),
 	}
 	switch {
+	case r.cold.revoked:
+		i.State, i.Why = RegionRevoked, r.cold.end.String()
 	case w&stClaimed != 0:
 		i.State, i.Why = RegionDying, r.cold.end.String()
 	case r.cold.why != hca.KeptAllRight:

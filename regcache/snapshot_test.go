@@ -15,6 +15,9 @@ import (
 )
 
 func TestColdLayout(t *testing.T) {
+	if debugging {
+		t.Skip("traced Regions are larger")
+	}
 	require.LessOrEqual(t, unsafe.Sizeof(cold{}), uintptr(48), "the next size of an allocation is 64 bytes")
 }
 
@@ -48,11 +51,7 @@ func TestSnapshotShowsEveryState(t *testing.T) {
 		return nil
 	}
 	m.event(at(300, 1))
-	select { // from here on at(300, 1) is at the backend, and not listed
-	case <-entered:
-	case <-time.After(10 * time.Second):
-		require.Fail(t, "the reaper did not come")
-	}
+	within(t, entered) // from here on at(300, 1) is at the backend, and not listed
 	mustGet(t, c, at(400, 3), 0).Release()
 	entered <- struct{}{} // nobody else waits for hold
 	m.event(at(400, 3))
@@ -84,6 +83,51 @@ func TestSnapshotShowsEveryState(t *testing.T) {
 	}
 	quiet(t, c)
 	require.Equal(t, []hca.Range{at(0, 2), at(10, 1), at(500, 1)}, ranges(c.Snapshot()))
+}
+
+// A Region that was revoked is listed once, before its deregistration and after
+// it until its last Release, and pins nothing any more.
+func TestSnapshotOfARevokedRegion(t *testing.T) {
+	c, b, m := rig(t, hca.MemOwned, Config{SweepEvery: -1})
+	entered, hold := make(chan struct{}), make(chan struct{})
+	r := mustGet(t, c, at(0, 1), 0)
+	x, err := r.Export()
+	require.NoError(t, err)
+	key := r.LKey()
+	mustGet(t, c, at(8, 1), 0).Release()
+	b.onDeregister = func(*hca.MR) error { entered <- struct{}{}; <-hold; return nil }
+	m.event(at(8, 1))
+	within(t, entered) // the reaper is busy: what is revoked now waits for it
+	m.event(at(0, 1))
+	mustGet(t, c, at(4, 1), 0).Release()
+	see := func(pinned uint64) {
+		t.Helper()
+		list := c.Snapshot()
+		require.Len(t, list, 2)
+		list[0].Age = 0
+		require.Equal(t, RegionInfo{Range: at(0, 1), Kind: hca.MemOwned, State: RegionRevoked, Why: "its memory went away",
+			References: 1, LKey: key, RKey: key, Pinned: pinned}, list[0])
+	}
+	see(pg)
+	hold <- struct{}{}
+	within(t, entered)
+	hold <- struct{}{}
+	within(t, x.Revoked())
+	see(0)
+	b.onDeregister = nil
+	r.Release()
+	require.Equal(t, []hca.Range{at(4, 1)}, ranges(c.Snapshot()))
+	x.Close()
+}
+
+// within waits for something that has to come.
+func within(t *testing.T, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, "it did not come")
+	}
 }
 
 func ranges(list []RegionInfo) []hca.Range {

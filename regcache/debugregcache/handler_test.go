@@ -148,7 +148,7 @@ func TestFiguresAreTrue(t *testing.T) {
 	require.EqualValues(t, 1000, *x.Regions.Max)
 	require.EqualValues(t, 1<<20+64<<10+4096, x.Pinned.Used)
 	require.EqualValues(t, 64<<20, *x.Pinned.Max)
-	require.Equal(t, []group{{"idle", 1, 64 << 10, 64 << 10}, {"in use", 1, 1 << 20, 1 << 20}, {"used once", 1, 4096, 4096}, {Name: "dead in use"}, {Name: "dying"}}, x.States)
+	require.Equal(t, []group{{"idle", 1, 64 << 10, 64 << 10}, {"in use", 1, 1 << 20, 1 << 20}, {"used once", 1, 4096, 4096}, {Name: "dead in use"}, {Name: "revoked"}, {Name: "dying"}}, x.States)
 	require.Equal(t, []group{{"unknown", 1, 4096, 4096}, {Name: "foreign"}, {Name: "owned"}, {"held", 2, 1<<20 + 64<<10, 1<<20 + 64<<10}}, x.Kinds)
 	require.Len(t, x.UsedOnce, 1)
 	require.Equal(t, "no_source", x.UsedOnce[0].Name)

@@ -102,7 +102,7 @@ func TestTrouble(t *testing.T) {
 // The bar of a limit is as long as the limit, also if it is exceeded or there is
 // none, and its parts touch.
 func TestStack(t *testing.T) {
-	c := cacheReport{States: make([]group, 5), Pinned: limitOf(3<<20, 4<<20), Regions: limitOf(3, 2)}
+	c := cacheReport{States: make([]group, regcache.NumRegionStates), Pinned: limitOf(3<<20, 4<<20), Regions: limitOf(3, 2)}
 	c.States[0], c.States[2] = group{"idle", 2, 0, 2 << 20}, group{"used once", 1, 0, 1 << 20}
 	require.Equal(t, []slice{{"idle", 0, 50, "s0"}, {"used once", 50, 25, "s2"}}, stack(c, "pinned"))
 	parts := stack(c, "regions") // three of at most two
@@ -111,7 +111,7 @@ func TestStack(t *testing.T) {
 	c.Pinned = limitOf(3<<20, figures.Unlimited)
 	parts = stack(c, "pinned")
 	require.InDelta(t, 100, parts[0].Width+parts[1].Width, 1e-9)
-	require.Empty(t, stack(cacheReport{States: make([]group, 5)}, "pinned"))
+	require.Empty(t, stack(cacheReport{States: make([]group, regcache.NumRegionStates)}, "pinned"))
 }
 
 func TestSizes(t *testing.T) {
@@ -191,4 +191,16 @@ func TestWords(t *testing.T) {
 		require.Equal(t, want, ratio(&r))
 	}
 	require.Equal(t, "–", ratio(nil))
+}
+
+// Every state has a colour of its own in the page, in light and in dark.
+func TestStatesHaveColours(t *testing.T) {
+	css, err := files.ReadFile("page.css")
+	require.NoError(t, err)
+	for s := range regcache.NumRegionStates {
+		require.Equal(t, 2, strings.Count(string(css), fmt.Sprintf("--s%d:", s)), "state %v", s)
+		for _, rule := range []string{"rect.s%d {", ".key.s%d {"} {
+			require.Contains(t, string(css), fmt.Sprintf(rule, s), "state %v", s)
+		}
+	}
 }
