@@ -42,6 +42,7 @@ func All() []Figure {
 		count("deregister_errors", "deregistrations that failed: leaked for good", func(s *s) uint64 { return s.DeregisterErrors }),
 		count("evictions", "Regions given up for a limit", func(s *s) uint64 { return s.Evictions }),
 		count("invalidations", "Regions whose memory went away", func(s *s) uint64 { return s.Invalidations }),
+		count("revocations", "Regions deregistered although held, because they were exported so", func(s *s) uint64 { return s.Revocations }),
 		count("replaced", "Regions that a better one made superfluous", func(s *s) uint64 { return s.Replaced }),
 		count("merges", "registrations that took the place of a run of neighbours", func(s *s) uint64 { return s.Merges }),
 		count("sweeps", "comparisons of what is kept with what is mapped", func(s *s) uint64 { return s.Sweeps }),
