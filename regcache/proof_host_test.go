@@ -21,10 +21,11 @@ type host struct {
 	owned uint64 // pages
 	yield func() // called wherever another thread of a real machine could come in; may be nil
 
-	mu    sync.RWMutex
-	gens  []uint32 // guarded by mu: the generation of each page
-	busy  []int    // guarded by mu: announced operations under way on it
-	dying sync.WaitGroup
+	mu      sync.RWMutex
+	gens    []uint32 // guarded by mu: the generation of each page
+	busy    []int    // guarded by mu: announced operations under way on it
+	watched []bool   // guarded by mu: foreign memory whose end will be reported
+	dying   sync.WaitGroup
 
 	changing atomic.Int32 // foreign events that the reader has not taken from the kernel yet
 
@@ -46,7 +47,7 @@ type pin struct {
 }
 
 func newHost(pages, owned uint64) *host {
-	return &host{scriptMonitor: &scriptMonitor{}, owned: owned, gens: make([]uint32, pages), busy: make([]int, pages)}
+	return &host{scriptMonitor: &scriptMonitor{}, owned: owned, gens: make([]uint32, pages), busy: make([]int, pages), watched: make([]bool, pages)}
 }
 
 func (h *host) step() {
@@ -102,14 +103,24 @@ func (h *host) takeOwned(g hca.Range) {
 
 // takeForeign is what the kernel does: the probe answers from before the pages
 // go until the reader has the event in hand; the reader lets the caller go
-// before the event is in the ring and counted.
+// before the event is in the ring and counted. Of pages that nobody watches
+// nothing is reported, and what comes after watched pages is not watched.
 func (h *host) takeForeign(g hca.Range) {
-	h.changing.Add(1)
 	h.step()
 	h.mu.Lock()
+	watched := false
+	h.eachPage(g, func(p uint64) {
+		watched = watched || h.watched[p]
+		h.watched[p] = false
+	})
+	if watched {
+		h.changing.Add(1)
+	}
 	h.eachPage(g, func(p uint64) { h.gens[p]++ })
 	h.mu.Unlock()
-	h.step()
+	if h.step(); !watched {
+		return
+	}
 	read := make(chan struct{})
 	h.dying.Add(1)
 	go func() { // the reader
@@ -167,12 +178,14 @@ func (f *hostFeed) Next(buf []hca.Event) int {
 // Watch answers by the owner of the pages; a mixture counts as foreign.
 func (h *host) Watch(g hca.Range) hca.Watch {
 	lo, hi := pagesOf(g)
-	h.mu.RLock()
+	h.step()
+	h.mu.Lock()
 	busy := 0
 	for p := lo; p < hi; p++ {
 		busy += h.busy[p]
+		h.watched[p] = true
 	}
-	h.mu.RUnlock()
+	h.mu.Unlock()
 	h.step()
 	switch {
 	case busy > 0:

@@ -114,15 +114,58 @@ func TestProofStorm(t *testing.T) {
 	require.NoError(t, invariants(c))
 	s := c.Stats()
 	require.EqualValues(t, gets.Load(), s.Hits+s.Misses)
-	require.EqualValues(t, events, s.Events)
+	require.Positive(t, s.Events)
 	require.EqualValues(t, h.made.Load(), s.Registrations)
 	require.EqualValues(t, h.live.Load(), s.Registered)
 	require.Zero(t, s.InUseOnce)
 	require.NoError(t, c.Close())
 	require.Zero(t, h.live.Load())
 	require.Zero(t, h.twice.Load())
-	t.Logf("%d events, %d Gets, %d hits, %d registrations, %d invalidations, %d evictions, %d merges, used once %v",
-		s.Events, gets.Load(), s.Hits, s.Registrations, s.Invalidations, s.Evictions, s.Merges, s.UsedOnce)
+	t.Logf("%d times memory went, %d events, %d Gets, %d hits, %d registrations, %d invalidations, %d evictions, %d merges, used once %v",
+		events, s.Events, gets.Load(), s.Hits, s.Registrations, s.Invalidations, s.Evictions, s.Merges, s.UsedOnce)
+}
+
+// A hit takes its reference in the moment in which somebody evicts what it has
+// found: one of the two sees the other.
+func TestProofHitAgainstEviction(t *testing.T) {
+	h := newHost(1, 1)
+	c, err := New(h, Config{Monitor: h, SweepEvery: -1})
+	require.NoError(t, err)
+	var stop atomic.Bool
+	n, hits := proofSize(t, 100_000, 5_000_000), 0
+	run(t, 10*time.Minute, func(<-chan struct{}) {
+		defer stop.Store(true)
+		for evicted := 0; evicted < n; {
+			r, err := c.Get(at(0, 1), 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.Release()
+			if c.Trim(1) > 0 {
+				evicted++
+			}
+		}
+	}, func(<-chan struct{}) {
+		for g := at(0, 1); !stop.Load(); {
+			r := c.hit(g.Addr, g.End(), 0, maxProbes)
+			if r == nil {
+				continue
+			}
+			hits++
+			if pinOf(r).gone.Load() {
+				t.Error("deregistered while held")
+				return
+			}
+			r.Release()
+		}
+	})
+	t.Logf("%d hits, %d evictions", hits, n)
+	settle(c)
+	require.NoError(t, invariants(c))
+	require.NoError(t, c.Close())
+	require.Zero(t, h.live.Load())
+	require.Zero(t, h.twice.Load())
 }
 
 // ringMonitor keeps no more events than fit into its ring; a feed that is read
