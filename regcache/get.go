@@ -22,11 +22,7 @@ import (
 // hca.ErrBadAddress, hca.ErrAccess, hca.ErrTooLong, and hca.ErrNoMemory or
 // hca.ErrNoKeys once nothing but Regions in use is left to give back.
 func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
-	if r := c.hit(g.Addr, g.Addr+g.Len, a, maxProbes); r != nil {
-		r.traceGet()
-		return r, nil
-	}
-	return c.get(g, a, nil)
+	return c.lookUp(g.Addr, g.Len, a, nil)
 }
 
 // GetBytes is Get for the bytes of b. If they lie on the Go heap, which is found
@@ -38,16 +34,7 @@ func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
 // make returned) is outside the contract, as it is in Go at large.
 func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
 	p := unsafe.Pointer(unsafe.SliceData(b))
-	addr := uint64(uintptr(p))
-	if r := c.hit(addr, addr+uint64(len(b)), a, maxProbes); r != nil {
-		r.traceGet()
-		return r, nil
-	}
-	g := hca.Range{Addr: addr, Len: uint64(len(b))}
-	if len(b) == 0 || !onGoHeap((*byte)(p)) {
-		p = nil
-	}
-	return c.get(g, a, p)
+	return c.lookUp(uint64(uintptr(p)), uint64(len(b)), a, p)
 }
 
 // How often a Get tries to see the monitor settled before it registers for this
@@ -56,9 +43,10 @@ func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
 const maxTries = 24
 
 // get is the slow path: it helps to apply events, looks again, joins a
-// registration of the same range that is under way, or makes one. held is not
-// nil if the memory is Go heap.
-func (c *Cache) get(g hca.Range, a hca.Access, held unsafe.Pointer) (*Region, error) {
+// registration of the same range that is under way, or makes one. p is not nil
+// if the caller has a slice, whose memory is then held if it is Go heap.
+func (c *Cache) get(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	g := hca.Range{Addr: addr, Len: n}
 	if !g.Valid() {
 		return nil, c.badRange(g)
 	}
@@ -72,13 +60,16 @@ func (c *Cache) get(g hca.Range, a hca.Access, held unsafe.Pointer) (*Region, er
 	if a&hca.OnDemand != 0 {
 		return nil, &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Detail: "OnDemand is the backend's to choose", Err: hca.ErrInvalid}
 	}
+	if p != nil && !onGoHeap((*byte)(p)) {
+		p = nil
+	}
 	c.mu.Lock()
 	if c.state != cacheOpen {
 		c.mu.Unlock()
 		return nil, &hca.OpError{Op: "get", Device: c.info.Name, Range: g, Err: hca.ErrClosed}
 	}
 	c.running++
-	r, err := c.getLocked(g, a, held)
+	r, err := c.getLocked(g, a, p)
 	c.running--
 	c.mu.Unlock()
 	if r != nil {

@@ -2,14 +2,14 @@ package regcache
 
 import (
 	"math/bits"
+	"unsafe"
 
 	"example.com/holdfast/hca"
 )
 
-// hit answers with a Region from the index if that can be proved right without
-// a lock, and with nil otherwise, which proves nothing. This is the path that
-// every message pays for; the argument that it never answers with memory that
-// is gone is this.
+// The hit is the path that every message pays for. It answers with a Region from
+// the index if that can be proved right without a lock. The argument that it
+// never answers with memory that is gone is this.
 //
 // Let an operation take memory away. The monitor promises (see Monitor): its
 // event is in every feed before the counter counts it; while it is out of the
@@ -49,48 +49,101 @@ import (
 // away while its Region is kept, and an on-demand registration stays right
 // whatever happens to the memory.
 //
-// An empty range, or one that runs past the end of the address space, is no hit.
-// The look-up is index.find; its first probes are written out here, because they
-// find nearly every Region that is asked for by its start, and the call would
-// cost a tenth of a hit.
+// The code is in three pieces: lookUp has the steps for the two cheap kinds of
+// memory and the first probes of the table; proved has all of them from 4 on; hit
+// is the same path for those who have already left the straight one.
+
+// lookUp is Get and GetBytes: a hit, or whatever else it takes. p is not nil if
+// the caller has a slice.
+//
+// It is written for the compiler. Whatever is not the straight path is left by a
+// call whose result is returned at once, so that nothing has to be saved on the
+// stack for after it: a locked instruction waits for the stores before it.
+func (c *Cache) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	g := c.counter.Load()
+	applied := c.applied.Load()
+	end := addr + n
+	if end <= addr {
+		return c.get(addr, n, a, p)
+	}
+	t := c.index.table.Load()
+	large := uint(bits.Len64(n-1)) & 63
+	for classes := c.index.classes.Load() >> large << large; classes != 0; classes &= classes - 1 {
+		key := keyOf(addr, uint(bits.TrailingZeros64(classes)))
+		e := &t.entries[t.slot(key)]
+		if e.key.Load() != key {
+			continue
+		}
+		r := e.reg.Load()
+		if r == nil || r.start > addr || end > r.end || r.access&a != a {
+			continue
+		}
+		w := r.state.Add(stHit + stRef)
+		if w&stHitRare == 0 && (r.check == checkNothing ||
+			r.check == checkCounter && g == applied && c.counter.Load() == g) {
+			r.traceGet()
+			return r, nil
+		}
+		return c.finish(r, w, g, applied, addr, n, a, p)
+	}
+	return c.lookFurther(addr, n, a, p)
+}
+
+// finish ends a look-up that found a Region by its first probes, and has taken
+// the reference, but needs more than the cheapest proof. applied is what was
+// loaded before the look-up: the present one would say nothing of a Region that
+// was taken before its event was applied.
+func (c *Cache) finish(r *Region, w, g, applied, addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	if c.proved(r, w, g, g == applied) {
+		r.traceGet()
+		return r, nil
+	}
+	return c.get(addr, n, a, p)
+}
+
+// lookFurther is what is tried when the first probes found nothing.
+func (c *Cache) lookFurther(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	if r := c.hit(addr, addr+n, a, maxProbes); r != nil {
+		r.traceGet()
+		return r, nil
+	}
+	return c.get(addr, n, a, p)
+}
+
+// hit looks at no more than limit entries for each key, and answers with nil if
+// it finds nothing or cannot prove it, which proves nothing. An empty range, or
+// one that runs past the end of the address space, is no hit.
 func (c *Cache) hit(addr, end uint64, a hca.Access, limit int) *Region {
 	g := c.counter.Load()
 	settled := g == c.applied.Load()
 	if end <= addr {
 		return nil
 	}
-	var r *Region
-	t := c.index.table.Load()
-	large := uint(bits.Len64(end-addr-1)) & 63
-	for classes := c.index.classes.Load() >> large << large; classes != 0; classes &= classes - 1 {
-		key := keyOf(addr, uint(bits.TrailingZeros64(classes)))
-		e := &t.entries[t.slot(key)]
-		if e.key.Load() == key {
-			if r = e.reg.Load(); r != nil && r.start <= addr && end <= r.end && r.access&a == a {
-				goto found
-			}
-		}
-	}
-	if r = c.index.find(addr, end, a, limit); r == nil {
+	r := c.index.find(addr, end, a, limit)
+	if r == nil || !c.proved(r, r.state.Add(stHit+stRef), g, settled) {
 		return nil
 	}
-found:
-	if w := r.state.Add(stHit + stRef); w&stHitRare != 0 && !c.hitRare(r, w) {
-		return nil
+	return r
+}
+
+// proved is steps 4 to 6 for a Region whose reference has been taken, which made
+// its word w: it reports whether the caller has it, and gives the reference back
+// if not. g was loaded and compared with applied before the Region was looked up.
+func (c *Cache) proved(r *Region, w, g uint64, settled bool) bool {
+	if w&stHitRare != 0 && !c.hitRare(r, w) {
+		return false
 	}
 	if r.check == checkNothing {
-		return r
+		return true
 	}
-	if c.omit == 0 && settled &&
-		(r.check == checkCounter || !c.monitor.UnderWay(r.domains)) &&
-		c.counter.Load() == g {
-		return r
+	ok := settled && (r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && c.counter.Load() == g
+	if c.omit != 0 {
+		ok = c.provedOmitting(r, g, settled)
 	}
-	if c.omit != 0 && c.provedOmitting(r, g, settled) {
-		return r
+	if !ok {
+		c.undoHit(r)
 	}
-	c.undoHit(r)
-	return nil
+	return ok
 }
 
 // hitRare takes care of what a hit finds in the state word now and then, and
