@@ -1,0 +1,212 @@
+/* The work that every contender does, for those that are written in C. A peer
+ * defines, before it includes this file,
+ *
+ *   static void about(void);                  print "about NAME VERSION\n"
+ *   static void peer_open(size_t regions);    make the cache, or absent("why")
+ *   static inline void use(char *p, size_t);  get and put: the thing measured
+ *   static long registrations(void);          how often it registered so far
+ *
+ * and gets main. ../work.go says what the arguments mean and what is printed;
+ * ../ours_linux.go is the same program for the cache of this project. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+enum { REGION = 64 << 10, STRIDE = 128 << 10, MAX_THREADS = 64, BUCKETS = 1 << 16 };
+
+/* The contender cannot run here; the parent prints why. */
+static inline void absent(const char *why) {
+	printf("absent %s\n", why);
+	exit(0);
+}
+
+/* Something broke; the parent prints it and goes on with the others. */
+static void fail(const char *what) {
+	fprintf(stderr, "%s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static void about(void);
+static void peer_open(size_t regions);
+static inline void use(char *p, size_t len);
+static long registrations(void);
+
+static struct {
+	int contend, churn, apart, threads;
+	uint32_t regions;
+	uint64_t iters, limit_ns;
+	char *base;
+	pthread_barrier_t start;
+	_Atomic int stop;
+} job;
+
+static uint64_t now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static char *map(size_t len) {
+	char *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		fail("mmap");
+	return p;
+}
+
+/* What one thread measured: how many samples took how many nanoseconds, the
+ * long ones one by one. */
+struct thread {
+	pthread_t id;
+	uint32_t number, last;
+	uint32_t count[BUCKETS];
+	uint64_t *longer, longers;
+};
+
+static void record(struct thread *t, uint64_t ns) {
+	if (ns < BUCKETS) {
+		t->count[ns]++;
+		return;
+	}
+	if ((t->longers & (t->longers - 1)) == 0) {
+		t->longer = realloc(t->longer, sizeof *t->longer * (t->longers ? t->longers * 2 : 1));
+		if (!t->longer)
+			fail("realloc");
+	}
+	t->longer[t->longers++] = ns;
+}
+
+static void *worker(void *arg) {
+	struct thread *t = arg;
+	uint32_t x = t->number * 7919 + 1, n = job.regions;
+	char *base = job.base;
+	if (job.apart) {
+		n /= job.threads;
+		base += (size_t)t->number * n * STRIDE;
+	}
+	pthread_barrier_wait(&job.start);
+	if (!job.contend) {
+		for (uint64_t i = 0; i < job.iters; i++) {
+			x = x * 1664525 + 1013904223;
+			use(base + (size_t)((x >> 8) % n) * STRIDE, REGION);
+		}
+		t->last = x;
+		return NULL;
+	}
+	uint64_t end = now() + job.limit_ns;
+	for (uint64_t i = 0; i < job.iters; i++) {
+		x = x * 1664525 + 1013904223;
+		char *p = base + (size_t)((x >> 8) % n) * STRIDE;
+		uint64_t from = now();
+		use(p, REGION);
+		uint64_t to = now();
+		record(t, to - from);
+		if (to > end)
+			break;
+	}
+	t->last = x;
+	return NULL;
+}
+
+/* Maps, registers and unmaps without pause. */
+static void *churner(void *arg) {
+	uint64_t *rounds = arg;
+	pthread_barrier_wait(&job.start);
+	for (; !job.stop; ++*rounds) {
+		char *p = map(REGION);
+		use(p, REGION);
+		munmap(p, REGION);
+	}
+	return NULL;
+}
+
+/* The least that two readings of the clock are apart, which is in every sample. */
+static uint64_t clock_cost(void) {
+	uint64_t least = UINT64_MAX;
+	for (int i = 0; i < 10000; i++) {
+		uint64_t from = now(), d = now() - from;
+		if (d < least)
+			least = d;
+	}
+	return least;
+}
+
+int main(int argc, char **argv) {
+	if (argc == 2 && !strcmp(argv[1], "about")) {
+		about();
+		return 0;
+	}
+	if (argc != 8) {
+		fprintf(stderr, "use: hit|contend regions threads apart iters churn limit-ns\n");
+		return 2;
+	}
+	job.contend = !strcmp(argv[1], "contend");
+	job.regions = strtoul(argv[2], NULL, 10);
+	job.threads = atoi(argv[3]);
+	job.apart = atoi(argv[4]);
+	job.iters = strtoull(argv[5], NULL, 10);
+	job.churn = strcmp(argv[6], "none") != 0;
+	job.limit_ns = strtoull(argv[7], NULL, 10);
+	if (job.threads < 1 || job.threads > MAX_THREADS || job.regions < 1 || (job.apart && (int)job.regions < job.threads)) {
+		fprintf(stderr, "no such work: %u regions, %d threads\n", job.regions, job.threads);
+		return 2;
+	}
+	peer_open(job.regions);
+	job.base = map((size_t)job.regions * STRIDE);
+	for (uint32_t i = 0; i < job.regions; i++)
+		use(job.base + (size_t)i * STRIDE, REGION);
+	if (registrations() >= 0 && registrations() != job.regions)
+		fail("the regions were not registered once each");
+
+	uint64_t churned = 0;
+	pthread_t churn;
+	struct thread *t = calloc(job.threads, sizeof *t);
+	if (!t)
+		fail("calloc");
+	if (pthread_barrier_init(&job.start, NULL, job.threads + job.churn + 1))
+		fail("pthread_barrier_init");
+	for (int i = 0; i < job.threads; i++) {
+		t[i].number = i;
+		if ((errno = pthread_create(&t[i].id, NULL, worker, &t[i])))
+			fail("pthread_create");
+	}
+	if (job.churn && (errno = pthread_create(&churn, NULL, churner, &churned)))
+		fail("pthread_create");
+	pthread_barrier_wait(&job.start);
+	uint64_t from = now();
+	for (int i = 0; i < job.threads; i++)
+		pthread_join(t[i].id, NULL);
+	uint64_t took = now() - from;
+	job.stop = 1;
+	if (job.churn)
+		pthread_join(churn, NULL);
+	if (!job.churn && registrations() >= 0 && registrations() != job.regions)
+		fail("not every get was a hit");
+
+	uint64_t last = 0;
+	for (int i = 0; i < job.threads; i++)
+		last += t[i].last;
+	printf("last %llu\n", (unsigned long long)last);
+	if (!job.contend) {
+		printf("ns %.3f\n", (double)took / job.iters);
+		return 0;
+	}
+	printf("clock %llu\n", (unsigned long long)clock_cost());
+	printf("churned %llu\n", (unsigned long long)churned);
+	for (int b = 0; b < BUCKETS; b++) {
+		uint64_t sum = 0;
+		for (int i = 0; i < job.threads; i++)
+			sum += t[i].count[b];
+		if (sum)
+			printf("sample %d %llu\n", b, (unsigned long long)sum);
+	}
+	for (int i = 0; i < job.threads; i++)
+		for (uint64_t k = 0; k < t[i].longers; k++)
+			printf("sample %llu 1\n", (unsigned long long)t[i].longer[k]);
+	return 0;
+}

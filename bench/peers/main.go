@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(status)
+}
+
+// asOurs as the first argument makes this program be the process of one of our
+// contenders; the kind of memory and the job follow. Each job of each contender
+// is done in a process of its own, ours too.
+const asOurs = "-as"
+
+// options are the flags.
+type options struct {
+	rounds int
+	iters  uint64
+	format string
+	part   string
+}
+
+// run is the command; it answers with the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) > 1 && args[0] == asOurs {
+		if err := runOurs(args[1], args[2:], stdout); err != nil {
+			fmt.Fprintln(stderr, err)
+			return 1
+		}
+		return 0
+	}
+	o, err := parse(args, stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return 2
+	}
+	if err := compare(ctx, o, stdout, stderr); err != nil {
+		fmt.Fprintln(stderr, "peers:", err)
+		return 1
+	}
+	return 0
+}
+
+func parse(args []string, stderr io.Writer) (o options, err error) {
+	f := flag.NewFlagSet("peers", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.IntVar(&o.rounds, "rounds", 5, "how often every contender does every job")
+	f.Uint64Var(&o.iters, "iters", 2_000_000, "gets and puts of each thread in one round; those that register or ask the kernel each time do a tenth")
+	f.StringVar(&o.format, "format", "table", "table, or go: the format of Go's benchmarks, for benchstat")
+	f.StringVar(&o.part, "part", "all", "hits, contention or all")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	bad := func(format string, args ...any) error {
+		err := fmt.Errorf(format, args...)
+		fmt.Fprintln(stderr, "peers:", err)
+		return err
+	}
+	switch {
+	case f.NArg() > 0:
+		return o, bad("what is %q? there are only flags", f.Arg(0))
+	case o.rounds < 1:
+		return o, bad("-rounds is %d; at least 1", o.rounds)
+	case o.iters < 1:
+		return o, bad("-iters is 0; at least 1")
+	case o.format != "table" && o.format != "go":
+		return o, bad("-format is %q; table or go", o.format)
+	case o.part != "hits" && o.part != "contention" && o.part != "all":
+		return o, bad("-part is %q; hits, contention or all", o.part)
+	}
+	return o, nil
+}
+
+// compare builds the peers, lets all contenders take turns, and prints.
+func compare(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "peers")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := unpack(dir); err != nil {
+		return err
+	}
+	var all []*contender
+	for _, p := range peers {
+		all = append(all, p.build(ctx, dir))
+	}
+	all = append(all, ourContenders(self)...)
+
+	var hits, contention []job
+	if o.part != "contention" {
+		hits = hitJobs(o.iters)
+	}
+	if o.part != "hits" {
+		contention = contentionJobs(o.iters)
+	}
+	m := thisMachine()
+	for round := range o.rounds {
+		fmt.Fprintf(stderr, "round %d of %d\n", round+1, o.rounds)
+		for _, j := range append(append([]job(nil), hits...), contention...) {
+			for i := range all {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				all[(i+round)%len(all)].run(ctx, j) // another begins each round
+			}
+		}
+	}
+	m.loadAfter = load()
+
+	r := report{options: o, machine: m, all: all, hits: hits, contention: contention}
+	if o.format == "go" {
+		r.benchmarks(stdout)
+		r.notes(stderr)
+	} else {
+		r.tables(stdout)
+	}
+	for _, c := range all {
+		if c.ours && c.failed != nil {
+			err = errors.Join(err, c.failed)
+		}
+	}
+	return err
+}
+
+// unpack writes the C programs into dir.
+func unpack(dir string) error { return os.CopyFS(dir, sources) }

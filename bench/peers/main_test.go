@@ -1,0 +1,234 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMain lets the test binary be a contender's process, as the command's
+// binary is when it runs.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == asOurs {
+		os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+func command(t *testing.T, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	var out, errs bytes.Buffer
+	status = run(ctx, args, &out, &errs)
+	return out.String(), errs.String(), status
+}
+
+// contenders are built and our own ones listed as the command does it.
+func contenders(t *testing.T) (all []*contender) {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, unpack(dir))
+	for _, p := range peers {
+		all = append(all, p.build(t.Context(), dir))
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	return append(all, ourContenders(self)...)
+}
+
+func TestTablesHaveEveryContender(t *testing.T) {
+	out, errs, status := command(t, "-rounds=1", "-iters=500")
+	require.Zero(t, status, "%s%s", out, errs)
+	require.NotContains(t, out, "FAILED")
+	for _, j := range append(hitJobs(1), contentionJobs(1)...) {
+		require.Contains(t, out, j.in())
+	}
+	head := regexp.MustCompile(`(?m)^ +(ucx +)?(libfabric +)?held +(?:[\d.]+x +)?owned .*$`).FindString(out)
+	require.NotEmpty(t, head, out)
+	for _, c := range contenders(t) {
+		about := regexp.MustCompile(`(?m)^` + c.name + ` +(.*)$`).FindStringSubmatch(out)
+		require.NotNil(t, about, "%s is not in the notes:\n%s", c.name, out)
+		if absent := strings.HasPrefix(about[1], "absent: "); !absent {
+			require.Contains(t, head, c.name)
+			require.Contains(t, about[1], c.about)
+		} else {
+			require.NotContains(t, head, c.name)
+			require.False(t, c.name == "held", "needs nothing and is absent")
+		}
+	}
+}
+
+func TestGoFormat(t *testing.T) {
+	out, errs, status := command(t, "-rounds=2", "-iters=200", "-format=go", "-part=hits")
+	require.Zero(t, status, "%s%s", out, errs)
+	require.Contains(t, errs, "held  ", "who is who goes beside the figures")
+	lines := regexp.MustCompile(`(?m)^BenchmarkHit/(\S+)/who=(\w+)\t\d+\t[\d.]+ ns/op$`).FindAllStringSubmatch(out, -1)
+	count := map[string]int{}
+	for _, l := range lines {
+		count[l[1]+" "+l[2]]++
+	}
+	for _, j := range hitJobs(1) {
+		require.Equal(t, 2, count[j.name()+" held"], "%s\n%s", j.name(), out)
+	}
+
+	out, errs, status = command(t, "-rounds=1", "-iters=200", "-format=go", "-part=contention")
+	require.Zero(t, status, "%s%s", out, errs)
+	require.Regexp(t, `(?m)^BenchmarkContention/n=1/threads=4/churn=none/who=held\t800\t\d+ p50-ns\t\d+ p99-ns\t\d+ p99.9-ns$`, out)
+	require.NotContains(t, out, "BenchmarkHit")
+}
+
+// The contenders do the same: their generators end with the same numbers.
+func TestEverybodyDoesTheSameWork(t *testing.T) {
+	for _, j := range []job{
+		{regions: 16, threads: 1, iters: 3000},
+		{regions: 100, threads: 3, iters: 3000, apart: true},
+		{regions: 100, threads: 2, iters: 500, contend: true, limit: 20 * time.Second},
+		{regions: 3, threads: 1, iters: 50, contend: true, limit: 20 * time.Second, churn: churnMix},
+	} {
+		if j.churn == "" {
+			j.churn = churnNone
+		}
+		var want uint64
+		for t := range uint32(j.threads) {
+			x := t*7919 + 1
+			for range j.iters {
+				x = x*1664525 + 1013904223
+			}
+			want += uint64(x)
+		}
+		for _, c := range contenders(t) {
+			c.slow = false
+			c.run(t.Context(), j)
+			require.NoError(t, c.failed)
+			for _, m := range c.results[j.name()] {
+				require.Equal(t, want, m.last, "%s, %s", c.name, j.name())
+				if j.contend {
+					require.EqualValues(t, j.iters*uint64(j.threads), m.hist.TotalCount(), c.name)
+				}
+			}
+			if c.name == "held" {
+				require.Len(t, c.results[j.name()], 1)
+			}
+		}
+	}
+}
+
+// A time limit ends a job that is timed hit by hit.
+func TestLimit(t *testing.T) {
+	for _, c := range contenders(t) {
+		j := job{contend: true, regions: 4, threads: 1, iters: 1 << 40, churn: churnNone, limit: 5 * time.Millisecond}
+		if c.slow {
+			j.iters *= 10
+		}
+		c.run(t.Context(), j)
+		require.NoError(t, c.failed)
+	}
+}
+
+func TestAbsentPeers(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, unpack(dir))
+	build := func(p peer) *contender { return p.build(t.Context(), dir) }
+
+	no := build(peer{name: "none", source: "ucx.c", header: "no/such/header.h", install: "libnone-dev"})
+	require.NoError(t, no.failed)
+	if no.absent != "no gcc; apt install gcc libnone-dev" {
+		require.Equal(t, "<no/such/header.h> is not installed; apt install libnone-dev", no.absent)
+		// Installed, but another interface than the program's: said, and not ours to fail for.
+		require.NoError(t, os.WriteFile(dir+"/c/odd.c", []byte("#include <stdio.h>\nint main(void) { return odd(; }\n"), 0o644))
+		odd := build(peer{name: "odd", source: "odd.c", header: "stdio.h", install: "libodd-dev"})
+		require.ErrorContains(t, odd.failed, "odd: does not build against the version installed")
+		require.ErrorContains(t, odd.failed, "odd.c:2")
+	}
+
+	t.Setenv("PATH", dir)
+	out, errs, status := command(t, "-rounds=1", "-iters=100", "-part=hits")
+	require.Zero(t, status, "%s%s", out, errs)
+	require.Regexp(t, `(?m)^ucx +absent: no gcc; apt install gcc libucx-dev$`, out)
+	require.Regexp(t, `(?m)^libfabric +absent: no gcc; apt install gcc libfabric-dev$`, out)
+	require.NotContains(t, out, "ratio")
+	require.Regexp(t, `(?m)^ +16 ranges, 1 thread +[\d.]+ `, out)
+}
+
+// A contender of another's whose process fails is named and takes nobody along;
+// one of ours makes the command fail.
+func TestFailures(t *testing.T) {
+	j := job{regions: 1, threads: 1, iters: 1, churn: churnNone}
+	broken := func(args ...string) *contender {
+		c := &contender{name: "broken", command: args, results: map[string][]measurement{}}
+		c.ask(t.Context())
+		if c.failed == nil {
+			c.run(t.Context(), j)
+		}
+		return c
+	}
+	require.ErrorContains(t, broken("/bin/sh", "-c", "echo first >&2; echo second >&2; exit 3").failed, "broken: exit status 3: first")
+	require.ErrorContains(t, broken("/bin/sh", "-c", "echo what is this").failed, "does not say what it is")
+	require.ErrorContains(t, broken("/bin/sh", "-c", `[ $0 = about ] && echo about me || echo ns x`).failed, `answer ["ns" "x"]`)
+	require.ErrorContains(t, broken("/bin/sh", "-c", `[ $0 = about ] && echo about me || echo huh 1`).failed, "unknown word")
+	require.ErrorContains(t, broken("/bin/sh", "-c", `[ $0 = about ] && echo about me || echo sample 1 1`).failed, "not a sample")
+	require.ErrorContains(t, broken("/bin/sh", "-c", `[ $0 = about ] && echo about me || true`).failed, "no answer to")
+	require.Equal(t, "it is cold", broken("/bin/sh", "-c", `[ $0 = about ] && echo about me || echo absent it is cold`).absent)
+	good := broken("/bin/sh", "-c", `[ $0 = about ] && echo about me 1.0 || echo ns 2.5`)
+	require.NoError(t, good.failed)
+	require.Equal(t, "me 1.0", good.about)
+	require.Equal(t, 2.5, good.results[j.name()][0].ns)
+}
+
+func TestFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"-rounds=0":     "-rounds is 0",
+		"-iters=0":      "-iters is 0",
+		"-format=xml":   `-format is "xml"`,
+		"-part=nothing": `-part is "nothing"`,
+		"something":     `what is "something"?`,
+		"-bogus":        "not defined",
+	} {
+		out, errs, status := command(t, args)
+		require.Equal(t, 2, status, args)
+		require.Empty(t, out)
+		require.Contains(t, errs, want)
+	}
+	_, errs, status := command(t, "-h")
+	require.Zero(t, status)
+	require.Contains(t, errs, "-rounds")
+}
+
+func TestJobs(t *testing.T) {
+	seen := map[string]bool{}
+	for _, j := range append(hitJobs(7), contentionJobs(7)...) {
+		got, err := parseJob(j.args())
+		require.NoError(t, err)
+		require.Equal(t, j, got)
+		require.False(t, seen[j.name()], "two jobs are called %s", j.name())
+		seen[j.name()] = true
+	}
+	for _, args := range []string{"", "hit", "hold 1 1 0 1 none 0", "hit 0 1 0 1 none 0", "hit 1 0 0 1 none 0", "hit 1 2 1 1 none 0", "hit x 1 0 1 none 0"} {
+		_, err := parseJob(strings.Fields(args))
+		require.Error(t, err, args)
+	}
+	_, errs, status := command(t, asOurs, "nothing", "hit", "1", "1", "0", "1", "none", "0")
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, `no kind of memory is called "nothing"`)
+}
+
+func TestMedian(t *testing.T) {
+	of := func(ns ...float64) float64 {
+		var all []measurement
+		for _, n := range ns {
+			all = append(all, measurement{ns: n})
+		}
+		return median(all, nsOf)
+	}
+	require.Equal(t, 0.0, of())
+	require.Equal(t, 3.0, of(3))
+	require.Equal(t, 3.0, of(9, 3, 1))
+	require.Equal(t, 2.5, of(9, 3, 1, 2))
+}

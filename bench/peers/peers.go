@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+//go:embed c
+var sources embed.FS
+
+// peer is a cache that comes as a package with headers, and the C program in
+// the folder c that drives it.
+type peer struct {
+	name    string
+	source  string // in c
+	header  string // is there if and only if the package is
+	install string // Debian's name of the package
+	libs    []string
+}
+
+var peers = []peer{
+	{name: "ucx", source: "ucx.c", header: "ucs/memory/rcache.h", install: "libucx-dev", libs: []string{"-lucp", "-lucs", "-lucm"}},
+	{name: "libfabric", source: "libfabric.c", header: "rdma/fi_domain.h", install: "libfabric-dev", libs: []string{"-lfabric"}},
+}
+
+// build compiles the peer's program into dir. A peer whose package is not there
+// is absent, not failed.
+func (p peer) build(ctx context.Context, dir string) *contender {
+	c := &contender{name: p.name, about: p.name, results: map[string][]measurement{},
+		does: func(j job) bool { return j.churn != churnSame && j.churn != churnOther }}
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		c.absent = "no gcc; apt install gcc " + p.install
+		return c
+	}
+	look := exec.CommandContext(ctx, gcc, "-E", "-include", "unistd.h", "-include", p.header, "-x", "c", os.DevNull)
+	if err := look.Run(); err != nil {
+		c.absent = fmt.Sprintf("<%s> is not installed; apt install %s", p.header, p.install)
+		return c
+	}
+	bin := filepath.Join(dir, p.name)
+	args := []string{"-O2", "-Wall", "-Wextra", "-o", bin, filepath.Join(dir, "c", p.source)}
+	var errs bytes.Buffer
+	cc := exec.CommandContext(ctx, gcc, append(append(args, p.libs...), "-lpthread")...)
+	cc.Stderr = &errs
+	if err := cc.Run(); err != nil {
+		c.failed = fmt.Errorf("%s: does not build against the version installed: %v: %s", p.name, err, firstError(errs.String()))
+		return c
+	}
+	c.command = []string{bin}
+	c.ask(ctx)
+	return c
+}
+
+// firstError is the line of a compiler's output that says what is wrong.
+func firstError(out string) string {
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "error:") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return strings.TrimSpace(out)
+}
