@@ -499,7 +499,7 @@ func (g *modelRig) actions() map[string]func(*rapid.T) {
 		e := hca.Event{Range: g.drawRange(t), Cause: rapid.SampledFrom([]hca.Cause{hca.CauseUnmap, hca.CauseRemap, hca.CauseDiscard, hca.CauseOwner}).Draw(t, "cause")}
 		switch rapid.IntRange(0, 19).Draw(t, "lost") {
 		case 0:
-			e = hca.Event{Range: hca.Whole, Cause: hca.CauseLost}
+			e.Cause = hca.CauseLost // everything, whatever range it names
 		case 1:
 			e.Range.Len = 0
 		}
