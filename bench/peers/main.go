@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 )
 
 func main() {
@@ -24,10 +26,11 @@ const asOurs = "-as"
 
 // options are the flags.
 type options struct {
-	rounds int
-	iters  uint64
-	format string
-	part   string
+	rounds  int
+	iters   uint64
+	regions []uint32
+	format  string
+	part    string
 }
 
 // run is the command; it answers with the exit status.
@@ -58,6 +61,7 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	f.SetOutput(stderr)
 	f.IntVar(&o.rounds, "rounds", 5, "how often every contender does every job")
 	f.Uint64Var(&o.iters, "iters", 2_000_000, "gets and puts of each thread in one round; those that register or ask the kernel each time do a tenth")
+	regions := f.String("regions", "16,1024,65536", "how many ranges are cached, one part of the table each")
 	f.StringVar(&o.format, "format", "table", "table, or go: the format of Go's benchmarks, for benchstat")
 	f.StringVar(&o.part, "part", "all", "hits, contention or all")
 	if err := f.Parse(args); err != nil {
@@ -67,6 +71,13 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 		err := fmt.Errorf(format, args...)
 		fmt.Fprintln(stderr, "peers:", err)
 		return err
+	}
+	for n := range strings.SplitSeq(*regions, ",") {
+		v, err := strconv.ParseUint(n, 10, 32)
+		if err != nil || v < 2 || v > maxRegions {
+			return o, bad("-regions is %q; numbers from 2 to %d, with commas between", *regions, maxRegions)
+		}
+		o.regions = append(o.regions, uint32(v))
 	}
 	switch {
 	case f.NArg() > 0:
@@ -105,7 +116,7 @@ func compare(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 
 	var hits, contention []job
 	if o.part != "contention" {
-		hits = hitJobs(o.iters)
+		hits = hitJobs(o.regions, o.iters)
 	}
 	if o.part != "hits" {
 		contention = contentionJobs(o.iters)

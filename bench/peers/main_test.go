@@ -44,10 +44,10 @@ func contenders(t *testing.T) (all []*contender) {
 }
 
 func TestTablesHaveEveryContender(t *testing.T) {
-	out, errs, status := command(t, "-rounds=1", "-iters=500")
+	out, errs, status := command(t, "-rounds=1", "-iters=500", "-regions=16,1024")
 	require.Zero(t, status, "%s%s", out, errs)
 	require.NotContains(t, out, "FAILED")
-	for _, j := range append(hitJobs(1), contentionJobs(1)...) {
+	for _, j := range append(hitJobs([]uint32{16, 1024}, 1), contentionJobs(1)...) {
 		require.Contains(t, out, j.in())
 	}
 	head := regexp.MustCompile(`(?m)^ +(ucx +)?(libfabric +)?held +(?:[\d.]+x +)?owned .*$`).FindString(out)
@@ -66,7 +66,7 @@ func TestTablesHaveEveryContender(t *testing.T) {
 }
 
 func TestGoFormat(t *testing.T) {
-	out, errs, status := command(t, "-rounds=2", "-iters=200", "-format=go", "-part=hits")
+	out, errs, status := command(t, "-rounds=2", "-iters=200", "-format=go", "-part=hits", "-regions=8")
 	require.Zero(t, status, "%s%s", out, errs)
 	require.Contains(t, errs, "held  ", "who is who goes beside the figures")
 	lines := regexp.MustCompile(`(?m)^BenchmarkHit/(\S+)/who=(\w+)\t\d+\t[\d.]+ ns/op$`).FindAllStringSubmatch(out, -1)
@@ -74,7 +74,7 @@ func TestGoFormat(t *testing.T) {
 	for _, l := range lines {
 		count[l[1]+" "+l[2]]++
 	}
-	for _, j := range hitJobs(1) {
+	for _, j := range hitJobs([]uint32{8}, 1) {
 		require.Equal(t, 2, count[j.name()+" held"], "%s\n%s", j.name(), out)
 	}
 
@@ -149,7 +149,7 @@ func TestAbsentPeers(t *testing.T) {
 	}
 
 	t.Setenv("PATH", dir)
-	out, errs, status := command(t, "-rounds=1", "-iters=100", "-part=hits")
+	out, errs, status := command(t, "-rounds=1", "-iters=100", "-part=hits", "-regions=16")
 	require.Zero(t, status, "%s%s", out, errs)
 	require.Regexp(t, `(?m)^ucx +absent: no gcc; apt install gcc libucx-dev$`, out)
 	require.Regexp(t, `(?m)^libfabric +absent: no gcc; apt install gcc libfabric-dev$`, out)
@@ -189,6 +189,8 @@ func TestFlags(t *testing.T) {
 		"-format=xml":   `-format is "xml"`,
 		"-part=nothing": `-part is "nothing"`,
 		"something":     `what is "something"?`,
+		"-regions=1":    `-regions is "1"`,
+		"-regions=9,":   `-regions is "9,"`,
 		"-bogus":        "not defined",
 	} {
 		out, errs, status := command(t, args)
@@ -203,7 +205,7 @@ func TestFlags(t *testing.T) {
 
 func TestJobs(t *testing.T) {
 	seen := map[string]bool{}
-	for _, j := range append(hitJobs(7), contentionJobs(7)...) {
+	for _, j := range append(hitJobs([]uint32{16, 1024, 65536}, 7), contentionJobs(7)...) {
 		got, err := parseJob(j.args())
 		require.NoError(t, err)
 		require.Equal(t, j, got)

@@ -80,7 +80,7 @@ func (e absentError) Error() string { return e.why.Error() }
 // newCache is a cache of any size over nothing.
 func newCache(m regcache.Monitor) (*regcache.Cache, *nothing, error) {
 	n := &nothing{}
-	c, err := regcache.New(n, regcache.Config{Monitor: m, MaxRegions: 1 << 21, MaxBytes: math.MaxUint64, MaxMerge: 1})
+	c, err := regcache.New(n, regcache.Config{Monitor: m, MaxRegions: 2 * maxRegions, MaxBytes: math.MaxUint64, MaxMerge: 1})
 	return c, n, err
 }
 

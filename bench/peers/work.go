@@ -103,9 +103,12 @@ func (j job) name() string {
 	return s
 }
 
+// maxRegions is how many ranges there may be: as many as our caches keep.
+const maxRegions = 1 << 20
+
 // hitJobs are the pieces of the first part.
-func hitJobs(iters uint64) (jobs []job) {
-	for _, regions := range []uint32{16, 1024, 65536} {
+func hitJobs(counts []uint32, iters uint64) (jobs []job) {
+	for _, regions := range counts {
 		for _, j := range []job{{threads: 1}, {threads: 2}, {threads: 2, apart: true}} {
 			j.regions, j.iters, j.churn = regions, iters, churnNone
 			jobs = append(jobs, j)
