@@ -332,7 +332,8 @@ func (c *Cache) quietLocked(r *Region) bool {
 func (c *Cache) dropRedundantLocked(r *Region) {
 	c.scratch = c.index.overlapping(r.Range(), c.scratch[:0])
 	for _, old := range c.scratch {
-		if old.cold.inIndex && r.Range().Contains(old.Range()) && r.access.Has(old.access) && r.check <= old.check {
+		if old.cold.inIndex && r.Range().Contains(old.Range()) && r.access.Has(old.access) && r.check <= old.check &&
+			len(c.exports[old]) == 0 { // what was exported has to be found when its memory goes
 			c.count.replaced++
 			old.cold.end = endReplaced
 			c.removeLocked(old)

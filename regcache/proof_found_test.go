@@ -87,3 +87,48 @@ func TestHitsAreThoseOfTheClaim(t *testing.T) {
 	quiet(t, c)
 	require.Zero(t, c.Stats().Hits)
 }
+
+// A Region that was exported and is replaced by a better one has its memory
+// still: who holds it goes on, and so does his peer.
+func TestReplacedIsNotRevoked(t *testing.T) {
+	c, _, m := rig(t, hca.MemOwned, Config{SweepEvery: -1})
+	r := mustGet(t, c, at(0, 1), hca.RemoteRead)
+	x, err := r.Export()
+	require.NoError(t, err)
+	wider := mustGet(t, c, at(0, 1), hca.LocalWrite) // one for both takes its place
+	require.NotSame(t, r, wider)
+	wider.Release()
+	settle(c)
+	select {
+	case <-x.Revoked():
+		require.Fail(t, "revoked although nothing happened to the memory")
+	default:
+	}
+	require.True(t, r.state.Load()&stClaimed == 0, "deregistered while held")
+	// When its memory goes it is out of the index; it has to be revoked all the same.
+	m.event(at(0, 1))
+	settle(c)
+	<-x.Revoked()
+	x.Close()
+	r.Release()
+}
+
+// The last Release comes between the moment in which a Region dies and that in
+// which it is revoked: it must not stay in use for ever.
+func TestRevokedBetweenDyingAndRelease(t *testing.T) {
+	c, _, _ := rig(t, hca.MemOwned, Config{SweepEvery: -1})
+	r := mustGet(t, c, at(0, 1), 0)
+	x, err := r.Export()
+	require.NoError(t, err)
+	c.mu.Lock()
+	c.unpublishLocked(r)
+	r.cold.end = endInvalid
+	require.False(t, r.kill(), "it is held")
+	w := r.state.Add(^uint64(0)) // the first step of Release
+	require.True(t, c.revokeLocked(r))
+	c.mu.Unlock()
+	r.releaseRare(w) // and the others
+	settle(c)
+	require.Zero(t, c.Stats().InUseOnce)
+	x.Close()
+}
