@@ -126,6 +126,8 @@ func TestLogHandlerMayDoAnything(t *testing.T) {
 	}}
 	c, b, m := rig(t, hca.MemOwned, Config{MaxRegions: 4 * maxLines, Logger: slog.New(h)})
 	close(ready)
+	goOn := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(goOn)
 	b.onDeregister = func(*hca.MR) error { return errors.New("stuck") }
 	// The writer may have taken a first batch of up to maxLines by now, and is stuck.
 	for i := range uint64(2*maxLines + 1000) {
@@ -138,7 +140,7 @@ func TestLogHandlerMayDoAnything(t *testing.T) {
 	c.mu.Lock()
 	waiting, dropped := len(c.log.lines), c.log.dropped
 	c.mu.Unlock()
-	close(release)
+	goOn()
 	require.LessOrEqual(t, waiting, maxLines, "what waits is bounded")
 	require.Positive(t, dropped)
 	require.ErrorContains(t, c.Close(), "stuck")

@@ -68,9 +68,10 @@ type RegionInfo struct {
 // to the backend. A registration that the backend is making or dropping at this
 // moment is not listed; Stats.Registered counts it.
 //
-// It holds the cache's lock while it looks at every Region, 65536 in about
-// 5 ms: hits go on meanwhile, misses wait. It is for people and for debugging,
-// not for every message.
+// It holds the cache's lock while it looks at every Region, which takes 30 ns
+// each as long as they are in the processor's caches and ten times that where
+// they are not: 20 ms for 65536. Hits go on meanwhile, misses wait. It is for
+// people and for debugging, not for every message.
 func (c *Cache) Snapshot() []RegionInfo {
 	c.mu.Lock()
 	room := c.index.regions + len(c.loose) + len(c.dead)
@@ -78,6 +79,20 @@ func (c *Cache) Snapshot() []RegionInfo {
 	list := make([]RegionInfo, 0, room+room/16+64) // without the lock: it may take the collector's help
 
 	c.mu.Lock()
+	list = c.listLocked(list)
+	c.mu.Unlock()
+
+	slices.SortFunc(list, func(a, b RegionInfo) int {
+		if a.Range.Addr != b.Range.Addr {
+			return cmp.Compare(a.Range.Addr, b.Range.Addr)
+		}
+		return cmp.Or(cmp.Compare(a.Range.Len, b.Range.Len), cmp.Compare(a.LKey, b.LKey))
+	})
+	return list
+}
+
+// listLocked appends what Snapshot lists, unsorted. Cache.mu is held.
+func (c *Cache) listLocked(list []RegionInfo) []RegionInfo {
 	c.replayLocked() // what was hit up to this moment
 	now := c.clock()
 	c.index.table.Load().walk(func(r *Region) bool {
@@ -97,14 +112,6 @@ func (c *Cache) Snapshot() []RegionInfo {
 		}
 		list = append(list, i)
 	}
-	c.mu.Unlock()
-
-	slices.SortFunc(list, func(a, b RegionInfo) int {
-		if a.Range.Addr != b.Range.Addr {
-			return cmp.Compare(a.Range.Addr, b.Range.Addr)
-		}
-		return cmp.Or(cmp.Compare(a.Range.Len, b.Range.Len), cmp.Compare(a.LKey, b.LKey))
-	})
 	return list
 }
 

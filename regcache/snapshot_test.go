@@ -184,7 +184,11 @@ func TestSnapshotAgeAndUnused(t *testing.T) {
 	require.Less(t, list[1].Unused, time.Minute, "the hit is newer")
 	require.Zero(t, list[2].Unused, "it is in use")
 	c.made = c.made.Add(-time.Hour)
-	require.InDelta(t, time.Hour, c.Snapshot()[1].Unused, float64(time.Minute), "Snapshot itself is no use")
+	mustGet(t, c, at(6, 1), 0).Release()
+	list = c.Snapshot()
+	require.InDelta(t, time.Hour, list[1].Unused, float64(time.Minute), "Snapshot itself is no use")
+	require.InDelta(t, 2*time.Hour, list[1].Age, float64(time.Minute))
+	require.Less(t, list[3].Age, time.Minute, "it is young in an old cache")
 }
 
 // Snapshots while everything else goes on: for the race detector, and no entry
@@ -262,11 +266,19 @@ func BenchmarkSnapshot(b *testing.B) {
 				r.Release()
 			}
 			b.ReportAllocs()
+			held := time.Duration(0)
+			room := make([]RegionInfo, 0, n)
 			for b.Loop() {
 				if len(c.Snapshot()) != int(n) {
 					b.Fatal("not all")
 				}
+				c.mu.Lock()
+				began := time.Now()
+				room = c.listLocked(room[:0])
+				held += time.Since(began)
+				c.mu.Unlock()
 			}
+			b.ReportMetric(float64(held.Microseconds())/float64(b.N), "us-locked/op")
 		})
 	}
 }
