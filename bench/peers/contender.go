@@ -28,7 +28,8 @@ type contender struct {
 // measurement is what one process answered for one job.
 type measurement struct {
 	iters   uint64
-	ns      float64
+	ns      float64                 // processor time
+	wall    float64                 // time on the clock
 	hist    *hdrhistogram.Histogram // nil without contend
 	clock   float64
 	churned uint64
@@ -124,6 +125,8 @@ func (m *measurement) take(f []string) error {
 	switch f[0] {
 	case "ns":
 		m.ns = a
+	case "wall":
+		m.wall = a
 	case "last":
 		m.last = uint64(a)
 	case "clock":

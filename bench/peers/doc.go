@@ -17,7 +17,14 @@
 // for all of them. The table has the medians over the rounds, and each
 // contender's ratio to the first peer's.
 //
-// The first part is the time of a hit. The second part, contention, is how the
+// A program like those in c, for another version or another cache, takes part
+// with -also, for instance a UCX that was built elsewhere:
+//
+//	gcc -O2 -IUCX/include bench/peers/c/ucx.c -LUCX/lib -Wl,-rpath,UCX/lib -lucp -lucs -lucm -lpthread -o ucx-new
+//	go run ./bench/peers -also ucx-new=./ucx-new
+//
+// The first part is the time of a hit, in processor time of the thread, which
+// other work on the machine does not add to. The second part, contention, is how the
 // time of single hits is spread, on one Region that everybody uses, and while
 // somebody maps, registers and unmaps without pause: 50th, 99th and 99.9th
 // percentile of an HDR histogram. A sample contains two readings of the clock,

@@ -40,3 +40,12 @@ func load() string {
 	}
 	return fmt.Sprintf("%.1f", l.Load1)
 }
+
+// threadTime is the processor time of this thread, nanoseconds.
+func threadTime() uint64 {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return uint64(t.Nano())
+}

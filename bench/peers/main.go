@@ -31,6 +31,7 @@ type options struct {
 	regions []uint32
 	format  string
 	part    string
+	also    []*contender
 }
 
 // run is the command; it answers with the exit status.
@@ -63,6 +64,14 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	f.Uint64Var(&o.iters, "iters", 2_000_000, "gets and puts of each thread in one round; those that register or ask the kernel each time do a tenth")
 	regions := f.String("regions", "16,1024,65536", "how many ranges are cached, one part of the table each")
 	f.StringVar(&o.format, "format", "table", "table, or go: the format of Go's benchmarks, for benchstat")
+	f.Func("also", "NAME=PROGRAM: measure this one too; it answers like those in the folder c; may be given again", func(s string) error {
+		name, program, ok := strings.Cut(s, "=")
+		if !ok || name == "" || program == "" {
+			return errors.New("want NAME=PROGRAM")
+		}
+		o.also = append(o.also, peerAs(name, program))
+		return nil
+	})
 	f.StringVar(&o.part, "part", "all", "hits, contention or all")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -111,6 +120,10 @@ func compare(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 	var all []*contender
 	for _, p := range peers {
 		all = append(all, p.build(ctx, dir))
+	}
+	for _, c := range o.also {
+		c.ask(ctx)
+		all = append(all, c)
 	}
 	all = append(all, ourContenders(self)...)
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -69,7 +70,7 @@ func TestGoFormat(t *testing.T) {
 	out, errs, status := command(t, "-rounds=2", "-iters=200", "-format=go", "-part=hits", "-regions=8")
 	require.Zero(t, status, "%s%s", out, errs)
 	require.Contains(t, errs, "held  ", "who is who goes beside the figures")
-	lines := regexp.MustCompile(`(?m)^BenchmarkHit/(\S+)/who=(\w+)\t\d+\t[\d.]+ ns/op$`).FindAllStringSubmatch(out, -1)
+	lines := regexp.MustCompile(`(?m)^BenchmarkHit/(\S+)/who=(\w+)\t\d+\t[\d.]+ ns/op\t[\d.]+ wall-ns/op$`).FindAllStringSubmatch(out, -1)
 	count := map[string]int{}
 	for _, l := range lines {
 		count[l[1]+" "+l[2]]++
@@ -182,6 +183,17 @@ func TestFailures(t *testing.T) {
 	require.Equal(t, 2.5, good.results[j.name()][0].ns)
 }
 
+// A program of the user's takes part; the command does not fail for it.
+func TestAlso(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "mine")
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n[ $1 = about ] && echo about Mine 7.0 || echo ns 123.4\n"), 0o755))
+	out, errs, status := command(t, "-rounds=1", "-iters=100", "-part=hits", "-regions=16", "-also=mine="+program, "-also=not=/no/such/program")
+	require.Zero(t, status, "%s%s", out, errs)
+	require.Regexp(t, `(?m)^mine +Mine 7.0$`, out)
+	require.Regexp(t, `(?m)^not +FAILED: not: .*no such file`, out)
+	require.Regexp(t, `(?m)^ +16 ranges, 1 thread .*\b123\.4 `, out)
+}
+
 func TestFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"-rounds=0":     "-rounds is 0",
@@ -191,6 +203,7 @@ func TestFlags(t *testing.T) {
 		"something":     `what is "something"?`,
 		"-regions=1":    `-regions is "1"`,
 		"-regions=9,":   `-regions is "9,"`,
+		"-also=this":    "want NAME=PROGRAM",
 		"-bogus":        "not defined",
 	} {
 		out, errs, status := command(t, args)

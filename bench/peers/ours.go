@@ -110,6 +110,7 @@ type sampler struct {
 	count  [1 << 16]uint32
 	longer []uint64
 	last   uint32 // of the generator
+	cpu    uint64 // processor time, nanoseconds
 }
 
 func (s *sampler) record(ns uint64) {
@@ -207,6 +208,8 @@ func (s *site) do(kind string, j job, w io.Writer) error {
 	for t := range j.threads {
 		samplers[t] = &sampler{}
 		done.Go(func() {
+			runtime.LockOSThread() // or its processor time would not be the goroutine's
+			defer runtime.UnlockOSThread()
 			n, first := j.regions, uint64(0)
 			if j.apart {
 				n /= uint32(j.threads)
@@ -214,7 +217,9 @@ func (s *site) do(kind string, j job, w io.Writer) error {
 			}
 			ready.Done()
 			<-start
+			before := threadTime()
 			errs[t] = s.hits(kind == "held", j, uint32(t), n, first, samplers[t])
+			samplers[t].cpu = threadTime() - before
 		})
 	}
 	var stop atomic.Bool
@@ -246,13 +251,18 @@ func (s *site) do(kind string, j job, w io.Writer) error {
 	if (kind == "held" || kind == "owned") && j.churn == churnNone && s.made.made.Load() != filled {
 		return fmt.Errorf("%d registrations where every Get should have been a hit", s.made.made.Load()-filled)
 	}
-	var last uint64
+	var last, cpu uint64
 	for _, s := range samplers {
 		last += uint64(s.last)
+		cpu += s.cpu
 	}
 	fmt.Fprintln(w, "last", last)
 	if !j.contend {
-		fmt.Fprintf(w, "ns %.3f\n", float64(took)/float64(j.iters))
+		if cpu == 0 { // the system has no such clock
+			cpu = took * uint64(j.threads)
+		}
+		fmt.Fprintf(w, "ns %.3f\n", float64(cpu)/float64(j.iters)/float64(j.threads))
+		fmt.Fprintf(w, "wall %.3f\n", float64(took)/float64(j.iters))
 		return nil
 	}
 	fmt.Fprintln(w, "clock", clockCost())

@@ -29,11 +29,17 @@ var peers = []peer{
 	{name: "libfabric", source: "libfabric.c", header: "rdma/fi_domain.h", install: "libfabric-dev", libs: []string{"-lfabric"}},
 }
 
+// peerAs is a contender of another's: a program like those in the folder c.
+func peerAs(name, program string) *contender {
+	return &contender{name: name, about: name, command: []string{program}, results: map[string][]measurement{},
+		does: func(j job) bool { return j.churn != churnSame && j.churn != churnOther }}
+}
+
 // build compiles the peer's program into dir. A peer whose package is not there
 // is absent, not failed.
 func (p peer) build(ctx context.Context, dir string) *contender {
-	c := &contender{name: p.name, about: p.name, results: map[string][]measurement{},
-		does: func(j job) bool { return j.churn != churnSame && j.churn != churnOther }}
+	bin := filepath.Join(dir, p.name)
+	c := peerAs(p.name, bin)
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
 		c.absent = "no gcc; apt install gcc " + p.install
@@ -44,7 +50,6 @@ func (p peer) build(ctx context.Context, dir string) *contender {
 		c.absent = fmt.Sprintf("<%s> is not installed; apt install %s", p.header, p.install)
 		return c
 	}
-	bin := filepath.Join(dir, p.name)
 	args := []string{"-O2", "-Wall", "-Wextra", "-o", bin, filepath.Join(dir, "c", p.source)}
 	var errs bytes.Buffer
 	cc := exec.CommandContext(ctx, gcc, append(append(args, p.libs...), "-lpthread")...)
@@ -53,7 +58,6 @@ func (p peer) build(ctx context.Context, dir string) *contender {
 		c.failed = fmt.Errorf("%s: does not build against the version installed: %v: %s", p.name, err, firstError(errs.String()))
 		return c
 	}
-	c.command = []string{bin}
 	c.ask(ctx)
 	return c
 }

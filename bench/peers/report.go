@@ -36,7 +36,8 @@ func median(rounds []measurement, f func(measurement) float64) float64 {
 	return v[len(v)/2]
 }
 
-func nsOf(m measurement) float64 { return m.ns }
+func nsOf(m measurement) float64   { return m.ns }
+func wallOf(m measurement) float64 { return m.wall }
 
 func percentile(p float64) func(measurement) float64 {
 	return func(m measurement) float64 { return float64(m.hist.ValueAtPercentile(p)) }
@@ -93,7 +94,7 @@ func (j job) in() string {
 func (r *report) tables(w io.Writer) {
 	fmt.Fprintf(w, "%v; load average %s before and %s after\n", r.machine, r.machine.loadBefore, r.machine.loadAfter)
 	if some := r.measured(r.hits); len(some) > 0 {
-		fmt.Fprintf(w, "\nNanoseconds of one thread per get and put of a cached range of 64 KiB: the median of %d rounds of %d", r.rounds, r.iters)
+		fmt.Fprintf(w, "\nNanoseconds of one thread's processor time per get and put of a cached range of 64 KiB: the median of %d rounds of %d", r.rounds, r.iters)
 		peer := first(some)
 		if peer != nil {
 			fmt.Fprintf(w, ", and its ratio to %s's", peer.name)
@@ -121,6 +122,7 @@ func (r *report) tables(w io.Writer) {
 			fmt.Fprintln(t)
 		}
 		t.Flush()
+		r.busy(w, some)
 	}
 	if some := r.measured(r.contention); len(some) > 0 {
 		fmt.Fprintf(w, "\nNanoseconds of single gets and puts: the medians, over %d rounds, of percentiles of HDR histograms.\n"+
@@ -144,6 +146,24 @@ func (r *report) tables(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	r.notes(w)
+}
+
+// busy says so if others had the processors while it was measured. The figures
+// of one thread are processor time and bear that; two threads that seldom run at
+// the same moment seldom wait for each other.
+func (r *report) busy(w io.Writer, some []*contender) {
+	var ratios []measurement
+	for _, c := range some {
+		for _, j := range r.hits {
+			for _, m := range c.results[j.name()] {
+				ratios = append(ratios, measurement{wall: m.wall / m.ns})
+			}
+		}
+	}
+	if by := median(ratios, wallOf); by > 1.2 {
+		fmt.Fprintf(w, "\nThe machine was busy: on the clock it took %.1f times as long. Two threads then run at the same moment\n"+
+			"less often than they would, and wait for each other less often: their figures flatter who has them wait.\n", by)
+	}
 }
 
 func total(h *hdrhistogram.Histogram) int64 { return h.TotalCount() }
@@ -171,7 +191,7 @@ func (r *report) benchmarks(w io.Writer) {
 	for _, j := range r.hits {
 		for _, c := range r.measured([]job{j}) {
 			for _, m := range c.results[j.name()] {
-				fmt.Fprintf(w, "BenchmarkHit/%s/who=%s\t%d\t%.3f ns/op\n", j.name(), c.name, m.iters, m.ns)
+				fmt.Fprintf(w, "BenchmarkHit/%s/who=%s\t%d\t%.3f ns/op\t%.3f wall-ns/op\n", j.name(), c.name, m.iters, m.ns, m.wall)
 			}
 		}
 	}

@@ -40,7 +40,8 @@ const (
 // args are the job as the arguments of a contender's process. It answers on
 // standard output with lines of
 //
-//	ns N              time of one get and put of one thread, nanoseconds
+//	ns N              processor time of one get and put of one thread, nanoseconds
+//	wall N            time from start to end, divided by a thread's gets and puts, nanoseconds
 //	last N            sum of the generators' last values: the same for who did the same
 //	sample N COUNT    so many hits took N nanoseconds (contend only)
 //	clock N           the least time between two readings of the clock (contend only)

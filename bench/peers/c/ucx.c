@@ -34,8 +34,10 @@ static void peer_open(size_t regions) {
 	static const ucs_rcache_ops_t ops = {.mem_reg = reg, .mem_dereg = dereg, .dump_region = dump};
 	ucs_rcache_params_t p = {
 		.region_struct_size = sizeof(ucs_rcache_region_t),
+#if UCP_API_VERSION < UCP_VERSION(1, 16)
 		.alignment = UCS_RCACHE_MIN_ALIGNMENT,
 		.max_alignment = sysconf(_SC_PAGESIZE),
+#endif
 		.ucm_events = UCM_EVENT_VM_UNMAPPED,
 		.ucm_event_priority = 1000,
 		.ops = &ops,
@@ -49,9 +51,16 @@ static void peer_open(size_t regions) {
 		fail("ucs_rcache_create");
 }
 
+/* From 1.16 on the alignment is an argument of the get and not of the cache. */
+#if UCP_API_VERSION >= UCP_VERSION(1, 16)
+#define ALIGNMENT UCS_RCACHE_MIN_ALIGNMENT,
+#else
+#define ALIGNMENT
+#endif
+
 static inline void use(char *p, size_t len) {
 	ucs_rcache_region_t *r;
-	if (ucs_rcache_get(cache, p, len, PROT_READ | PROT_WRITE, NULL, &r) != UCS_OK)
+	if (ucs_rcache_get(cache, p, len, ALIGNMENT PROT_READ | PROT_WRITE, NULL, &r) != UCS_OK)
 		fail("ucs_rcache_get");
 	ucs_rcache_region_put(cache, r);
 }

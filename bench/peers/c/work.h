@@ -46,11 +46,13 @@ static struct {
 	_Atomic int stop;
 } job;
 
-static uint64_t now(void) {
+static inline uint64_t read_clock(clockid_t clock) {
 	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
+	clock_gettime(clock, &t);
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
+
+static inline uint64_t now(void) { return read_clock(CLOCK_MONOTONIC); }
 
 static char *map(size_t len) {
 	char *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -64,6 +66,7 @@ static char *map(size_t len) {
 struct thread {
 	pthread_t id;
 	uint32_t number, last;
+	uint64_t cpu; /* processor time, nanoseconds */
 	uint32_t count[BUCKETS];
 	uint64_t *longer, longers;
 };
@@ -91,10 +94,12 @@ static void *worker(void *arg) {
 	}
 	pthread_barrier_wait(&job.start);
 	if (!job.contend) {
+		uint64_t from = read_clock(CLOCK_THREAD_CPUTIME_ID);
 		for (uint64_t i = 0; i < job.iters; i++) {
 			x = x * 1664525 + 1013904223;
 			use(base + (size_t)((x >> 8) % n) * STRIDE, REGION);
 		}
+		t->cpu = read_clock(CLOCK_THREAD_CPUTIME_ID) - from;
 		t->last = x;
 		return NULL;
 	}
@@ -188,12 +193,15 @@ int main(int argc, char **argv) {
 	if (!job.churn && registrations() >= 0 && registrations() != job.regions)
 		fail("not every get was a hit");
 
-	uint64_t last = 0;
-	for (int i = 0; i < job.threads; i++)
+	uint64_t last = 0, cpu = 0;
+	for (int i = 0; i < job.threads; i++) {
 		last += t[i].last;
+		cpu += t[i].cpu;
+	}
 	printf("last %llu\n", (unsigned long long)last);
 	if (!job.contend) {
-		printf("ns %.3f\n", (double)took / job.iters);
+		printf("ns %.3f\n", (double)cpu / job.iters / job.threads);
+		printf("wall %.3f\n", (double)took / job.iters);
 		return 0;
 	}
 	printf("clock %llu\n", (unsigned long long)clock_cost());
