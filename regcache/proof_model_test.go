@@ -699,7 +699,7 @@ func TestModel(t *testing.T) {
 		g.close(t)
 		g.check(t)
 	}
-	for range proofSize(t, 10, 1000) {
+	for range proofSize(t, 40, 1000) {
 		rapid.Check(t, program)
 	}
 	t.Logf("%d operations", steps.Load())
