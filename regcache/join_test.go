@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -399,4 +400,57 @@ func TestJoinLeakIsTold(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().DeregisterErrors)
 	require.ErrorContains(t, c.Close(), "deregister on pin on dev0")
 	require.Equal(t, []int{1, 0}, s.live())
+}
+
+// Many goroutines over three adapters of which now and then one fails, with
+// memory going away meanwhile: at the end every adapter has what the cache says,
+// which is nothing.
+func TestJoinStorm(t *testing.T) {
+	s := newAdapters(3)
+	var n atomic.Uint64
+	for i, b := range s.parts {
+		b.onRegister = func(hca.Range, hca.Access) error {
+			if n.Add(1)%17 == uint64(i) {
+				return fmt.Errorf("now and then: %w", []error{hca.ErrNoKeys, hca.ErrNoMemory, hca.ErrBadAddress}[i])
+			}
+			return nil
+		}
+		b.onDeregister = nil
+	}
+	m := &scriptMonitor{kind: hca.MemForeign}
+	c, err := New(s.join(t), Config{Monitor: m, MaxRegions: 20, SweepEvery: -1})
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	var served atomic.Uint64
+	for g := range uint64(6) {
+		wg.Go(func() {
+			for i := range uint64(500) {
+				want := at((i*7+g)%50*4, 1+i%3)
+				if i%20 == 0 {
+					want = at(1<<20+g*4096, parallelFrom/pg)
+				}
+				r, err := c.Get(want, 0)
+				if err == nil {
+					if !r.Range().Contains(want) || r.LKeyOn(0) == r.LKeyOn(1) || r.LKeyOn(1) == r.LKeyOn(2) {
+						t.Error("not a registration of each")
+					}
+					r.Release()
+					served.Add(1)
+				}
+				if i%11 == 0 {
+					m.event(at(i%50*4, 1))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	st := c.Stats()
+	require.Positive(t, st.Failures+st.Retries)
+	require.Greater(t, served.Load(), uint64(2000))
+	require.NoError(t, c.Close())
+	require.Equal(t, []int{0, 0, 0}, s.live())
+	for _, b := range s.parts {
+		_, _, twice := b.counts()
+		require.Zero(t, twice)
+	}
 }

@@ -34,7 +34,7 @@ func fixed() report {
 		if f.Unit == "" && i > 2 {
 			continue // enough to see the columns
 		}
-		n := uint64(i * 1000)
+		n := uint64(len(f.Name)) * 1000
 		if f.Name == "max_pinned" {
 			n = figures.Unlimited
 		}
