@@ -52,19 +52,20 @@ func works(t *testing.T, d *device) {
 // In place of OwnMemory and HoleAtSource.
 func TestSoftRoCEOwnMemory(t *testing.T) {
 	d := openSoftRoCE(t)
-	for name, wrong := range map[string]func(p *pair) hca.SGE{
-		"unknown key":       func(p *pair) hca.SGE { s := p.src.sge(); s.LKey ^= 0x55555; return s },
-		"a byte too early":  func(p *pair) hca.SGE { s := p.src.sge(); s.Addr--; return s },
-		"a byte too long":   func(p *pair) hca.SGE { s := p.src.sge(); s.Len++; return s },
-		"outside the world": func(p *pair) hca.SGE { s := p.src.sge(); s.Addr = ^uint64(3); return s },
-		"a hole": func(p *pair) hca.SGE {
+	for name, wrong := range map[string]func(t *testing.T, p *pair) hca.SGE{
+		"unknown key":       func(t *testing.T, p *pair) hca.SGE { s := p.src.sge(); s.LKey ^= 0x55555; return s },
+		"a byte too early":  func(t *testing.T, p *pair) hca.SGE { s := p.src.sge(); s.Addr--; return s },
+		"a byte too long":   func(t *testing.T, p *pair) hca.SGE { s := p.src.sge(); s.Len++; return s },
+		"outside the world": func(t *testing.T, p *pair) hca.SGE { s := p.src.sge(); s.Addr = ^uint64(3); return s },
+		"a hole": func(t *testing.T, p *pair) hca.SGE {
+			needODP(t, d, hca.ODPSend|hca.ODPRecv|hca.ODPWrite)
 			m := hcatest.Hole(t, 3*page, page, 2*page)
 			return hcatest.SGE(hcatest.Register(t, d, m, everything|hca.OnDemand), m)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPair(t, d, page)
-			require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: wrong(p), Remote: p.dst.remote()}))
+			require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: wrong(t, p), Remote: p.dst.remote()}))
 			wc := hcatest.Next(t, p.x.SendCQ)
 			require.EqualValues(t, 1, wc.ID)
 			require.Contains(t, []hca.WCStatus{hca.WCWRFlushErr, hca.WCLocProtErr}, wc.Status)
@@ -78,17 +79,18 @@ func TestSoftRoCEOwnMemory(t *testing.T) {
 // In place of ReceiveMemory, ReceiveTooShort and HoleInReceive.
 func TestSoftRoCEReceive(t *testing.T) {
 	d := openSoftRoCE(t)
-	for name, wrong := range map[string]func(p *pair) hca.SGE{
-		"for reading": func(p *pair) hca.SGE { return hcatest.SGE(hcatest.Register(t, d, p.dst.mem, hca.LocalRead), p.dst.mem) },
-		"too short":   func(p *pair) hca.SGE { s := p.dst.sge(); s.Len--; return s },
-		"a hole": func(p *pair) hca.SGE {
+	for name, wrong := range map[string]func(t *testing.T, p *pair) hca.SGE{
+		"for reading": func(t *testing.T, p *pair) hca.SGE { return hcatest.SGE(hcatest.Register(t, d, p.dst.mem, hca.LocalRead), p.dst.mem) },
+		"too short":   func(t *testing.T, p *pair) hca.SGE { s := p.dst.sge(); s.Len--; return s },
+		"a hole": func(t *testing.T, p *pair) hca.SGE {
+			needODP(t, d, hca.ODPSend|hca.ODPRecv|hca.ODPWrite)
 			m := hcatest.Hole(t, 3*page, page, 2*page)
 			return hcatest.SGE(hcatest.Register(t, d, m, everything|hca.OnDemand), m)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPair(t, d, 3*page)
-			require.NoError(t, p.y.QP.PostRecv(hca.RecvWR{ID: 1, SGE: wrong(p)}))
+			require.NoError(t, p.y.QP.PostRecv(hca.RecvWR{ID: 1, SGE: wrong(t, p)}))
 			require.NoError(t, p.y.QP.PostRecv(hca.RecvWR{ID: 2, SGE: p.dst.sge()}))
 			require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 3, Op: hca.Send, SGE: p.src.sge()}))
 			wc := hcatest.Next(t, p.y.RecvCQ)
@@ -199,6 +201,7 @@ func TestSoftRoCEAtomicRefused(t *testing.T) {
 // one of two statuses, and leaves nothing for the next transfer.
 func TestSoftRoCELeftOver(t *testing.T) {
 	d := openSoftRoCE(t)
+	needODP(t, d, hca.ODPWrite)
 	far := hcatest.Hole(t, 64*page, 5*page, 6*page)
 	mr := hcatest.Register(t, d, far, everything|hca.OnDemand)
 	for range 3 {
