@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,7 +27,9 @@ type Cache struct {
 	// applied is the last settled value of the counter up to which every event
 	// has been applied to the index. Read by hits, written under mu.
 	applied atomic.Uint64
-	_       [56]byte
+	// recall counts how often Views were asked to let go of what they do not use.
+	recall atomic.Uint64
+	_      [48]byte
 
 	touched atomic.Pointer[Region] // Regions hit since the last replay, newest first
 
@@ -47,6 +50,7 @@ type Cache struct {
 	loose     map[*Region]struct{}  // guarded by mu: registered, in use, out of the index
 	dead      []*Region             // guarded by mu: claimed, waiting for the reaper
 	usage     usage                 // guarded by mu
+	views     map[*View]struct{}    // guarded by mu: open ones
 	exports   map[*Region][]*Export // guarded by mu
 	listeners []*Listener           // guarded by mu
 	gone      *sync.Cond            // on mu: usage went down
@@ -96,7 +100,7 @@ func New(b Backend, cfg Config) (*Cache, error) {
 	c := &Cache{
 		backend: b, info: info, cfg: cfg, monitor: cfg.Monitor,
 		made: time.Now(), reap: make(chan struct{}, 1), pressure: make(chan struct{}, 1), stop: make(chan struct{}),
-		flights: map[hca.Range]*flight{}, flying: map[*flight]struct{}{}, loose: map[*Region]struct{}{}, exports: map[*Region][]*Export{},
+		flights: map[hca.Range]*flight{}, flying: map[*flight]struct{}{}, loose: map[*Region]struct{}{}, exports: map[*Region][]*Export{}, views: map[*View]struct{}{},
 	}
 	c.gone = sync.NewCond(&c.mu)
 	c.index.init()
@@ -136,10 +140,16 @@ func (c *Cache) Close() error {
 		return &hca.OpError{Op: "close cache", Device: c.info.Name, Err: hca.ErrClosed}
 	}
 	c.state = cacheClosing // no Get can register any more
-	if n, holders := c.inUseLocked(); n > 0 {
+	n, holders := c.inUseLocked()
+	var views []string
+	for v := range c.views {
+		views = append(views, v.name)
+	}
+	slices.Sort(views)
+	if n+len(views) > 0 {
 		c.state = cacheOpen
 		c.mu.Unlock()
-		return &BusyError{Regions: n, Holders: holders}
+		return &BusyError{Regions: n, Holders: holders, Views: views}
 	}
 	// A hit that began before may still take a Region. Such a Region is not
 	// ours to take, and the cache stays open.
@@ -197,15 +207,20 @@ func (c *Cache) inUseLocked() (n int, holders []string) {
 
 // BusyError is why Close refuses. It is hca.ErrBusy for errors.Is.
 type BusyError struct {
-	Regions int // in use, counting Gets under way
+	Regions int // in use, counting Gets under way and what Views hold
 	// Holders names the Gets that were not released, by range and place in the
 	// program. Only in builds with the race detector or the tag holdfast_debug.
 	Holders []string
+	// Views names the Views that are open.
+	Views []string
 }
 
 // Error says how many.
 func (e *BusyError) Error() string {
 	s := fmt.Sprintf("close cache: %d Regions are in use: busy (Release them first)", e.Regions)
+	if len(e.Views) > 0 {
+		s += ": open Views " + strings.Join(e.Views, ", ")
+	}
 	if len(e.Holders) > 0 {
 		s += ": " + strings.Join(e.Holders, "; ")
 	}

@@ -86,6 +86,7 @@ func (c *Cache) removeLocked(r *Region) bool {
 	}
 	c.loose[r] = struct{}{}
 	c.usage.deadB += r.pinned()
+	c.recallLocked() // a View may be all that holds it
 	return false
 }
 

@@ -43,6 +43,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 		}
 		r := c.oldestIdleLocked()
 		if r == nil {
+			c.recallLocked()
 			return victims
 		}
 		c.dieLocked(r)
@@ -63,6 +64,7 @@ func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 		return victims
 	}
 	c.press()
+	c.recallLocked()
 	c.replayLocked()
 	var victims []*Region
 	for freed := uint64(0); len(victims) == 0 || freed < bytes; {
