@@ -56,7 +56,7 @@ type Cache struct {
 	gone      *sync.Cond            // on mu: usage went down
 	running   int                   // guarded by mu: Gets on the slow path
 	count     counts                // guarded by mu
-	lastErr   error                 // guarded by mu: of a deregistration nobody waited for
+	failed    []error               // guarded by mu: the first deregistrations that failed
 	log       journal
 }
 
@@ -132,7 +132,8 @@ func (c *Cache) Config() Config { return c.cfg }
 // cache works on. The second time it answers hca.ErrClosed.
 //
 // Errors of deregistrations, also of earlier ones in the background, are
-// returned joined; the cache is closed all the same.
+// returned joined, the first few of them (Stats counts all); the cache is closed
+// all the same.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	if c.state != cacheOpen {
@@ -186,7 +187,7 @@ func (c *Cache) Close() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return errors.Join(c.lastErr, err)
+	return errors.Join(append(c.failed, err)...)
 }
 
 // inUseLocked counts the Regions that somebody holds, and the Gets that are

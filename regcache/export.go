@@ -62,37 +62,46 @@ func (x *Export) Close() {
 	}
 }
 
-// revokeLocked claims r, which is dead and held, if it is exported: its holders
-// gave leave to. Their last Release finds it claimed and does nothing. Cache.mu
-// is held.
+// revokeLocked claims r, which is dead and held, if it is exported and its memory
+// went away: its holders gave leave to. Their last Release finds it claimed and
+// does nothing. Cache.mu is held.
 func (c *Cache) revokeLocked(r *Region) bool {
-	if len(c.exports[r]) == 0 || r.state.Or(stClaimed)&stClaimed != 0 {
+	if len(c.exports[r]) == 0 || !r.cold.end.memoryGone() || r.state.Or(stClaimed)&stClaimed != 0 {
 		return false
 	}
-	c.count.revocations++
 	r.cold.revoked = true
+	c.count.revocations++
 	c.buryLocked(r)
 	c.loose[r] = struct{}{} // it is in use, whatever became of its registration
+	if r.state.Load()&stRefs == 0 {
+		c.leaveLocked(r) // the last Release came in between, and found it not claimed yet
+	}
 	return true
 }
 
-// leave is called when the last reference to a Region was given back that
+// leave is called when the last reference to a dead Region was given back that
 // somebody else had claimed: if it was revoked while it was held, it is out of
 // use now and its hits are final.
 func (c *Cache) leave(r *Region) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, held := c.loose[r]; held && r.claimIf(stRefs, 0) {
+	c.leaveLocked(r)
+}
+
+func (c *Cache) leaveLocked(r *Region) {
+	if _, held := c.loose[r]; held && r.cold.revoked && r.claimIf(stRefs, 0) {
 		delete(c.loose, r)
 		c.count.hits += r.cold.hits
 	}
 }
 
-// revokedLocked tells the exports of r that it was deregistered. Cache.mu is
-// held.
+// revokedLocked tells the exports of r that it was deregistered, if that was
+// because its memory went away. Cache.mu is held.
 func (c *Cache) revokedLocked(r *Region) {
-	for _, x := range c.exports[r] {
-		close(x.revoked)
+	if r.cold.end.memoryGone() {
+		for _, x := range c.exports[r] {
+			close(x.revoked)
+		}
 	}
 	delete(c.exports, r)
 }

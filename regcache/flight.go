@@ -225,7 +225,7 @@ func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 			}
 			return mr, fits, nil
 		}
-		if errors.Is(err, hca.ErrNoMemory) || errors.Is(err, hca.ErrNoKeys) {
+		if p.last && (errors.Is(err, hca.ErrNoMemory) || errors.Is(err, hca.ErrNoKeys)) {
 			c.applyLocked()
 			if victims = c.reclaimLocked(bytes); len(victims) > 0 {
 				c.count.retries++

@@ -26,9 +26,15 @@ func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
 }
 
 // GetBytes is Get for the bytes of b. If they lie on the Go heap, which is found
-// out and not assumed, the Region keeps them alive for as long as it is kept:
-// then nothing has to be watched, and a hit is as cheap as it can be. The price
-// is that garbage of up to Config.MaxBytes lives until it is evicted.
+// out and not assumed, the cache keeps a pointer into their pages for as long as
+// it keeps the registration, so the pages stay what they are: then nothing has to
+// be watched, and a hit is as cheap as it can be. The price is that garbage of up
+// to Config.MaxBytes lives until it is evicted.
+//
+// What the cache keeps alive is the object that made it register the pages, which
+// need not be b. The caller has to keep b itself reachable until the adapter is
+// done with it and the Region is released (runtime.KeepAlive), as for any memory
+// that is used behind the garbage collector's back.
 //
 // Discarding or remapping Go heap memory by system call (madvise on a slice that
 // make returned) is outside the contract, as it is in Go at large.
@@ -130,14 +136,16 @@ func (c *Cache) keepable(held unsafe.Pointer) bool {
 }
 
 // whatToRegister is the range to register for g: whole pages, because memory is
-// mapped and unmapped by pages; but exactly g if it cannot be kept, or if the
-// last of its pages is the last of the address space, which has no end address.
+// mapped and unmapped by pages; but exactly g if it cannot be kept, if its pages
+// are more than the backend can register at once, or if the last of them is the
+// last of the address space, which has no end address.
 //
 // Whole pages are right for held memory too, although the rest of its first and
 // last page belongs to other objects: a page of which a part is alive is neither
 // unmapped nor given back, so what is registered stays that address's page.
 func (c *Cache) whatToRegister(g hca.Range, held unsafe.Pointer) hca.Range {
-	if pages := g.Pages(c.info.PageSize); c.keepable(held) && pages.Contains(g) {
+	pages := g.Pages(c.info.PageSize)
+	if c.keepable(held) && pages.Contains(g) && (c.info.MaxLen == 0 || pages.Len <= c.info.MaxLen) {
 		return pages
 	}
 	return g

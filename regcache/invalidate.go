@@ -130,14 +130,24 @@ func (c *Cache) retire(r *Region) {
 	c.deregister([]*Region{r})
 }
 
+// failedLocked remembers an error of a deregistration for Close. Cache.mu is held.
+func (c *Cache) failedLocked(err error) {
+	const most = 8
+	if len(c.failed) < most {
+		c.failed = append(c.failed, err)
+	}
+}
+
 // deregister drops registrations of Regions that the caller has claimed.
 // Cache.mu is not held.
 func (c *Cache) deregister(victims []*Region) {
 	for _, r := range victims {
 		err := c.backend.Deregister(r.cold.mr)
 		r.cold.keep = nil
-		r.tracePoison()
 		c.mu.Lock()
+		if !r.cold.revoked { // else somebody still has it
+			r.tracePoison()
+		}
 		c.revokedLocked(r)
 		c.usage.regions--
 		c.usage.bytes -= r.pinned()
@@ -150,7 +160,7 @@ func (c *Cache) deregister(victims []*Region) {
 			}
 		} else {
 			c.count.deregisterErrors++
-			c.lastErr = err
+			c.failedLocked(err)
 			c.noteErrorLocked("deregistration failed", r.Range(), err)
 		}
 		c.gone.Broadcast()

@@ -214,7 +214,7 @@ func (c *Cache) countUndoLocked(g hca.Range, err error) {
 	var u *undoError
 	if errors.As(err, &u) {
 		c.count.deregisterErrors++
-		c.lastErr = u.undo
+		c.failedLocked(u.undo)
 		c.noteErrorLocked("a registration that failed elsewhere could not be undone", g, u.undo)
 	}
 }

@@ -116,7 +116,7 @@ func (l *Listener) leaveLocked() {
 
 // tellLocked tells the listeners that r leaves look-up. Cache.mu is held.
 func (c *Cache) tellLocked(r *Region) {
-	reclaimed := r.cold.end != endInvalid && r.cold.end != endOwner
+	reclaimed := !r.cold.end.memoryGone()
 	for _, l := range c.listeners {
 		switch {
 		case l.closed || l.lost:

@@ -46,6 +46,10 @@ const (
 	endClosed              // the cache was closed
 )
 
+// memoryGone reports whether a Region left because of its memory, and not only
+// because its registration was given up.
+func (e end) memoryGone() bool { return e == endInvalid || e == endOwner }
+
 // String says the reason, for people.
 func (e end) String() string {
 	switch e {

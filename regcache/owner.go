@@ -6,8 +6,12 @@ import "example.com/holdfast/hca"
 
 // Trim deregisters idle Regions, oldest first, until at least the given number
 // of pinned bytes is given back or nothing idle is left, and says how many
-// bytes it was. Regions in use stay.
+// bytes it was. Regions in use stay. Under on-demand paging nothing is pinned, and
+// nothing is done.
 func (c *Cache) Trim(bytes uint64) uint64 {
+	if c.info.Follows {
+		return 0
+	}
 	c.mu.Lock()
 	var victims []*Region
 	freed := uint64(0)

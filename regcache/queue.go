@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -98,6 +99,20 @@ func (q *Queue) PostBytes(id uint64, b []byte, a hca.Access) (Ticket, error) {
 }
 
 func (q *Queue) post(p *posted) (Ticket, error) {
+	// Before q.mu is taken: a hit that is undone may have to deregister.
+	r := q.c.hit(p.g.Addr, p.g.Addr+p.g.Len, p.access, maxProbes)
+	if r != nil {
+		r.traceGet()
+	}
+	t, err := q.enter(p, r)
+	if err != nil && r != nil {
+		r.Release()
+	}
+	return t, err
+}
+
+// enter takes what is posted in, as done if r is what it asked for.
+func (q *Queue) enter(p *posted, r *Region) (Ticket, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -108,8 +123,7 @@ func (q *Queue) post(p *posted) (Ticket, error) {
 	}
 	q.next++
 	p.ticket = q.next
-	if r := q.c.hit(p.g.Addr, p.g.Addr+p.g.Len, p.access, maxProbes); r != nil {
-		r.traceGet()
+	if r != nil {
 		q.finishLocked(Done{ID: p.id, Region: r})
 		return p.ticket, nil
 	}
@@ -129,9 +143,6 @@ func (q *Queue) work() {
 	for len(q.waiting) > 0 {
 		p := q.waiting[0]
 		q.waiting = q.waiting[1:]
-		if q.open[p.ticket] == nil {
-			continue // canceled before it began
-		}
 		p.begun = true
 		q.mu.Unlock()
 		r, err := q.get(p)
@@ -174,7 +185,10 @@ func (q *Queue) Cancel(t Ticket) bool {
 	}
 	p.canceled = true
 	if !p.begun {
-		delete(q.open, t) // whoever takes it from the queue leaves it
+		delete(q.open, t)
+		if i := slices.Index(q.waiting, p); i >= 0 {
+			q.waiting = slices.Delete(q.waiting, i, i+1)
+		}
 		q.finishLocked(Done{ID: p.id, Err: ErrCanceled})
 	}
 	return true

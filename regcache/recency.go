@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"math"
+	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
@@ -71,12 +72,16 @@ func (c *Cache) replayLocked() {
 // oldestIdleLocked takes the idle Region that was used longest ago out of the
 // index, dead and claimed; nil if none is idle. Regions in use are parked on
 // the way. Cache.mu is held, and the order has been replayed.
-func (c *Cache) oldestIdleLocked() *Region {
+func (c *Cache) oldestIdleLocked() *Region { return c.idleLocked(math.MaxInt64) }
+
+// idleLocked is oldestIdleLocked for Regions last used before a moment.
+func (c *Cache) idleLocked(before time.Duration) *Region {
 	for {
-		r, _, ok := c.recency.lru.RemoveOldest()
-		if !ok {
+		r, _, ok := c.recency.lru.GetOldest()
+		if !ok || r.cold.used >= before {
 			return nil
 		}
+		c.recency.lru.Remove(r)
 		if r.killIdle() {
 			r.cold.end = endEvicted
 			c.unpublishLocked(r)
@@ -105,6 +110,7 @@ func (c *Cache) unpark(r *Region) {
 
 func (c *Cache) unparkLocked(r *Region) {
 	if r.state.And(^stParked)&stParked != 0 && r.cold.inIndex {
+		r.cold.used = c.clock()
 		c.recency.lru.Add(r, struct{}{})
 	}
 }

@@ -155,7 +155,7 @@ func (r *Region) releaseRare(w uint64) {
 	case w&stDead != 0:
 		if r.claim() {
 			r.cache.retire(r)
-		} else if r.state.Load()&stClaimed != 0 { // perhaps since w
+		} else {
 			r.cache.leave(r)
 		}
 	case w&stParked != 0:

@@ -24,18 +24,17 @@ func (c *Cache) sweeper() {
 	timer := time.NewTimer(c.cfg.SweepEvery)
 	defer timer.Stop()
 	for {
-		pressed := c.pressure
 		select {
 		case <-c.stop:
 			return
 		case <-timer.C:
-		case <-pressed:
+		case <-c.pressure:
 		}
 		began := time.Now()
 		c.Sweep()
 		took := time.Since(began)
 		// Until its share has been earned again, pressure does not count.
-		rest := time.Duration(float64(took) / c.cfg.SweepShare)
+		rest := time.Duration(min(float64(took)/c.cfg.SweepShare, float64(24*time.Hour)))
 		timer.Reset(rest)
 		select {
 		case <-c.stop:
@@ -127,12 +126,8 @@ func (c *Cache) sweepOld(before time.Duration) int {
 		c.mu.Lock()
 		c.replayLocked()
 		for range sweepBatch {
-			r, _, ok := c.recency.lru.GetOldest()
-			if more = ok && r.cold.used < before; !more {
-				break
-			}
-			if r = c.oldestIdleLocked(); r == nil {
-				more = false
+			r := c.idleLocked(before)
+			if more = r != nil; !more {
 				break
 			}
 			c.dieLocked(r)

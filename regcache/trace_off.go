@@ -12,5 +12,5 @@ func (r *Region) traceGet()     {}
 func (r *Region) traceRelease() {}
 func (r *Region) tracePoison()  {}
 
-func (r *Region) traceHolders() []string { return nil }
+func (r *Region) traceHolders() []string { _ = r.cold.trace; return nil }
 func (r *Region) traceReleases() string  { return "" }
