@@ -80,8 +80,10 @@ func TestSoftRoCEOwnMemory(t *testing.T) {
 func TestSoftRoCEReceive(t *testing.T) {
 	d := openSoftRoCE(t)
 	for name, wrong := range map[string]func(t *testing.T, p *pair) hca.SGE{
-		"for reading": func(t *testing.T, p *pair) hca.SGE { return hcatest.SGE(hcatest.Register(t, d, p.dst.mem, hca.LocalRead), p.dst.mem) },
-		"too short":   func(t *testing.T, p *pair) hca.SGE { s := p.dst.sge(); s.Len--; return s },
+		"for reading": func(t *testing.T, p *pair) hca.SGE {
+			return hcatest.SGE(hcatest.Register(t, d, p.dst.mem, hca.LocalRead), p.dst.mem)
+		},
+		"too short": func(t *testing.T, p *pair) hca.SGE { s := p.dst.sge(); s.Len--; return s },
 		"a hole": func(t *testing.T, p *pair) hca.SGE {
 			needODP(t, d, hca.ODPSend|hca.ODPRecv|hca.ODPWrite)
 			m := hcatest.Hole(t, 3*page, page, 2*page)
