@@ -86,7 +86,7 @@ func TestModelIndex(t *testing.T) {
 			},
 		})
 	}
-	for range proofSize(t, 5, 200) {
+	for range proofSize(t, 2, 200) {
 		rapid.Check(t, program)
 	}
 }

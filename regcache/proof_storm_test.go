@@ -26,7 +26,7 @@ func TestProofStorm(t *testing.T) {
 		goroutines = 64
 		takers     = 4
 	)
-	events := int64(proofSize(t, 20_000, 1_000_000))
+	events := int64(proofSize(t, 10_000, 1_000_000))
 	h := newHost(pages, pages/2)
 	h.yield = yielder(1)
 	c, err := New(h, Config{Monitor: h, MaxRegions: 240, SweepEvery: -1})
@@ -132,7 +132,7 @@ func TestProofHitAgainstEviction(t *testing.T) {
 	c, err := New(h, Config{Monitor: h, SweepEvery: -1})
 	require.NoError(t, err)
 	var stop atomic.Bool
-	n, hits := proofSize(t, 100_000, 5_000_000), 0
+	n, hits := proofSize(t, 30_000, 5_000_000), 0
 	run(t, 10*time.Minute, func(<-chan struct{}) {
 		defer stop.Store(true)
 		for evicted := 0; evicted < n; {
