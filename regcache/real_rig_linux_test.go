@@ -53,6 +53,7 @@ type world struct {
 	keeps    bool // registrations of mapped memory are kept here
 	discards bool // and also of memory with a discard behind it
 	blind    bool // wrong bytes are what must come
+	flaky    bool // the device refuses now and then
 }
 
 // monitor is a Monitor that has to be closed.
@@ -202,6 +203,9 @@ func newKit(t *testing.T, w world, cfg regcache.Config) *kit {
 		back = w.backend(k.a)
 	}
 	k.back = &counting{Backend: back, out: map[*hca.MR]int{}}
+	if w.flaky {
+		k.back.refuse = whims
+	}
 	k.cache = k.newCache(t, cfg)
 	return k
 }
@@ -241,6 +245,7 @@ func (k *kit) get(t testing.TB, g hca.Range, a hca.Access) *regcache.Region {
 // counting is a Backend that counts what is out, and has places for hooks.
 type counting struct {
 	regcache.Backend
+	refuse func() error // if not nil: why not to register now
 
 	// guarded by mu; called without it
 	before func(g hca.Range) // ahead of each Register
@@ -257,6 +262,11 @@ func (c *counting) Register(g hca.Range, a hca.Access) (*hca.MR, error) {
 	before, after, _, _ := c.hooks()
 	if before != nil {
 		before(g)
+	}
+	if c.refuse != nil {
+		if err := c.refuse(); err != nil {
+			return nil, err
+		}
 	}
 	mr, err := c.Backend.Register(g, a)
 	if err != nil {
