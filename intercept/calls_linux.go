@@ -179,7 +179,7 @@ func (m *Monitor) exerciseForeign() (r hca.Range, err error) {
 		if err := rawMunmap(r.Addr, uintptr(pageSize)); err != nil {
 			return r, callError("exercise monitor", r, err)
 		}
-		if w.Kind == hca.MemForeign {
+		if w.Kind != hca.MemUnknown {
 			return r, nil
 		}
 		// Others may be unmapping at this address.

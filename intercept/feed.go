@@ -5,12 +5,14 @@ import (
 
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept/internal/ring"
+	"example.com/holdfast/intercept/internal/source"
 )
 
 // cursor is one reader's place in the monitor's two rings: what is announced
 // by calls, and what the kernel reported (nil without a kernel source).
 type cursor struct {
-	said, seen     *ring.Ring
+	said           *ring.Ring
+	seen           source.Events
 	saidAt, seenAt uint64
 }
 
@@ -18,8 +20,8 @@ type cursor struct {
 func (m *Monitor) newCursor() cursor {
 	c := cursor{said: m.said}
 	c.saidAt = c.said.Done()
-	if m.kernel != nil {
-		c.seen = m.kernel.ring
+	if m.source != nil {
+		c.seen = m.source.Events()
 		c.seenAt = c.seen.Done()
 	}
 	return c
@@ -160,8 +162,8 @@ func (m *Monitor) serve() {
 			}
 		}
 		m.subs.Unlock()
-		if m.kernel != nil {
-			m.kernel.catchUp()
+		if m.source != nil {
+			m.source.CatchUp()
 		}
 	}
 }

@@ -20,6 +20,7 @@ var pageSize = uint64(os.Getpagesize())
 // kernel is the userfaultfd source: descriptors, the thread that reads them,
 // and what is known of the address space through them.
 type kernel struct {
+	strict  bool // owned memory is watched too
 	ring    *ring.Ring
 	counter *atomic.Uint64
 	stats   *reader.Stats

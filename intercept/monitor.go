@@ -8,6 +8,7 @@ import (
 
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept/internal/ring"
+	"example.com/holdfast/intercept/internal/source"
 )
 
 // Monitor tells when memory goes away. Make one with [Auto], [Userfault] or
@@ -16,13 +17,14 @@ type Monitor struct {
 	cfg Config
 
 	// counter is the word that every hit reads, on a cache line that nothing
-	// else is written to. It is Go memory for the life of whoever holds the
-	// pointer, so a cache may read it after Close.
+	// else is written to. It can be read after Close, for as long as anybody
+	// holds the monitor.
 	counter *atomic.Uint64
 
-	said   *ring.Ring // announced by calls; the writer holds own
-	kernel *kernel    // nil without a kernel source
-	lesser error      // why Auto took no better source
+	said   *ring.Ring    // announced by calls; the writer holds own
+	source source.Source // nil without a kernel source
+	kernel *kernel       // the same, if it is userfaultfd
+	lesser error         // why there is no better source
 
 	own struct {
 		sync.Mutex
@@ -147,7 +149,8 @@ func (m *Monitor) start() {
 
 // Counter is the word that every hit reads: see hca.CounterStep. After Close
 // it stays unsettled for ever, so that nothing it could have vouched for is
-// believed.
+// believed. The word may lie in memory that is shared with the kernel and ends
+// with the Monitor: whoever keeps the pointer must keep the Monitor too.
 func (m *Monitor) Counter() *atomic.Uint64 { return m.counter }
 
 // UnderWay is the probe of foreign memory: false only if, at some moment
@@ -161,10 +164,10 @@ func (m *Monitor) UnderWay(domains uint32) bool {
 	if domains == 0 {
 		return false
 	}
-	if m.kernel == nil {
+	if m.source == nil {
 		return true
 	}
-	busy := m.kernel.changing(domains)
+	busy := m.source.UnderWay(domains)
 	// Close raises the flag before it closes descriptors, whose numbers may be
 	// somebody else's now.
 	return busy || m.closed.Load()
@@ -173,15 +176,8 @@ func (m *Monitor) UnderWay(domains uint32) bool {
 // String says in one line which source runs, what it sees and what not.
 func (m *Monitor) String() string {
 	var b strings.Builder
-	if m.kernel != nil {
-		fmt.Fprintf(&b, "userfaultfd on %d descriptors and explicit calls: sees munmap, mremap, brk and madvise by anybody", len(m.kernel.fds))
-		b.WriteString("; not shmdt, nor truncation of a file behind a mapping, mprotect or MADV_GUARD_INSTALL")
-		if m.cfg.Strict {
-			b.WriteString("; strict: owned memory is watched too")
-		}
-		if errno := m.kernel.fault(); errno != nil {
-			fmt.Fprintf(&b, "; BROKEN, nothing is kept any more: the reader ended with %v", errno)
-		}
+	if m.source != nil {
+		b.WriteString(m.source.String())
 	} else {
 		b.WriteString("explicit calls only: keeps memory that is mapped through the monitor, and no other")
 	}
@@ -218,8 +214,8 @@ func (m *Monitor) Close() error {
 func (m *Monitor) shut() {
 	m.closed.Store(true)
 	m.counter.Add(1) // unsettled, and nobody will settle it
-	if m.kernel != nil {
-		m.kernel.stop()
+	if m.source != nil {
+		m.source.Stop()
 	}
 	close(m.done)
 	m.workers.Wait()

@@ -27,6 +27,7 @@ func (m *Monitor) selfTest() error {
 	if m.kernel == nil {
 		return nil
 	}
+	// Other sources than userfaultfd have tests of their own: Assemble.
 	for i := range m.kernel.fds {
 		if err := m.tryDescriptor(i); err != nil {
 			return err
@@ -74,7 +75,7 @@ func (m *Monitor) Exercise() (hca.Range, error) {
 	if m.closed.Load() {
 		return hca.Range{}, &hca.OpError{Op: "exercise monitor", Err: hca.ErrClosed}
 	}
-	if m.kernel == nil {
+	if m.source == nil {
 		return m.exerciseOwned()
 	}
 	return m.exerciseForeign()

@@ -8,7 +8,8 @@ type Stats struct {
 	Source string // as Monitor.String
 
 	Unmaps, Remaps, Discards uint64 // reported by the kernel
-	Reads                    uint64 // in how many reads
+	Others                   uint64 // the same, of other causes: access taken away
+	Reads                    uint64 // in how many reads (userfaultfd)
 	Announced                uint64 // by Begin, Disown and the monitor's own calls
 	Lost                     uint64 // times a feed fell behind by more than the ring
 
@@ -35,12 +36,10 @@ func (m *Monitor) Stats() Stats {
 	m.subs.Lock()
 	s.Feeds = len(m.subs.feeds)
 	m.subs.Unlock()
-	if k := m.kernel; k != nil {
-		s.Unmaps, s.Remaps, s.Discards = k.stats.Unmaps.Load(), k.stats.Remaps.Load(), k.stats.Discards.Load()
-		s.Reads = k.stats.Reads.Load()
-		k.mu.Lock()
-		s.Known, s.Taints, s.Changed = len(k.known.s), len(k.taint.s), k.changed
-		k.mu.Unlock()
+	if m.source != nil {
+		c := m.source.Counts()
+		s.Unmaps, s.Remaps, s.Discards, s.Others = c.Unmaps, c.Remaps, c.Discards, c.Others
+		s.Reads, s.Known, s.Taints, s.Changed = c.Reads, c.Known, c.Taints, c.Changed
 	}
 	return s
 }

@@ -40,7 +40,7 @@ func userfault(cfg Config, features uint64) (*Monitor, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.kernel = k
+	m.kernel, m.source = k, k
 	k.cur = cursor{seen: k.ring, said: ring.New(1)}
 	m.start()
 	if err := m.selfTest(); err != nil {
@@ -56,7 +56,7 @@ func sourceError(detail string, kind error, hint string) error {
 
 // openKernel opens everything and starts the thread.
 func openKernel(m *Monitor, features uint64) (k *kernel, err error) {
-	k = &kernel{ring: ring.New(m.cfg.Ring), counter: m.counter, stats: &reader.Stats{}, maps: -1, pagemap: -1, stopFD: -1}
+	k = &kernel{strict: m.cfg.Strict, ring: ring.New(m.cfg.Ring), counter: m.counter, stats: &reader.Stats{}, maps: -1, pagemap: -1, stopFD: -1}
 	defer func() {
 		if err != nil {
 			k.closeFiles()

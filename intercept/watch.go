@@ -45,12 +45,12 @@ func (m *Monitor) watch(r hca.Range) hca.Watch {
 	switch {
 	case busy:
 		return unknown(hca.UnkeptUnsettled)
-	case owned && !m.cfg.Strict:
+	case owned && m.trusts():
 		return hca.Watch{Kind: hca.MemOwned}
-	case m.kernel == nil:
+	case m.source == nil:
 		return unknown(hca.UnkeptNoSource)
 	}
-	return m.kernel.watch(p.Addr, p.End())
+	return m.source.Watch(p.Addr, p.End())
 }
 
 // Kind says which kind of memory r is now, without watching it: memory that
@@ -68,13 +68,17 @@ func (m *Monitor) Kind(r hca.Range) hca.MemKind {
 	switch {
 	case busy:
 		return hca.MemUnknown
-	case owned && !m.cfg.Strict:
+	case owned && m.trusts():
 		return hca.MemOwned
-	case m.kernel != nil && m.kernel.knows(p.Addr, p.End()):
-		return hca.MemForeign
+	case m.source != nil:
+		return m.source.Kind(p.Addr, p.End())
 	}
 	return hca.MemUnknown
 }
+
+// trusts reports whether the contract of owned memory is relied on: not if it
+// need not be.
+func (m *Monitor) trusts() bool { return !m.cfg.Strict && (m.source == nil || !m.source.Exact()) }
 
 // Settled is the word of whoever owns the memory in r that every discard
 // (madvise) of it has returned and that none will come unannounced while

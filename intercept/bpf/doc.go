@@ -1,0 +1,63 @@
+// Package bpf is an event source inside the kernel: two small programs, at the
+// entry and at the exit of every system call, tell a monitor which memory of
+// this process is about to go, and when it has gone. [New] makes such an
+// [intercept.Monitor], [Auto] the best one that can be had. It is pure Go and
+// needs no C compiler, neither here nor for the programs.
+//
+// Compared with userfaultfd ([intercept.Userfault]): nobody who unmaps waits
+// for anybody, a hit needs no probe, discards are known to be over when they
+// are, nothing need be watched page by page, and shmdt, mprotect and
+// truncation are seen. The price: the process has to be allowed to trace the
+// kernel, and every system call of every process on the machine becomes slower
+// by some tens of nanoseconds as long as the monitor lives, because the
+// programs look at the calling thread before they know whose it is.
+//
+// # Why raw tracepoints
+//
+// Programs on the functions of single system calls (fentry) would leave other
+// calls alone. But the kernel skips such a program, silently, if on the same
+// processor another thread that was preempted is in the middle of it, and a
+// skipped munmap is a stale registration. At tracepoints preemption is off, so
+// nothing is ever skipped.
+//
+// # What the programs do
+//
+// All state is one block of memory, an array map of one element, that this
+// process maps: the counter, the ring of events, the table of operations under
+// way. Nobody needs a system call to read it. At the entry of a system call
+// that takes memory away the program raises the low part of the counter
+// (unsettled), puts the range into the table, then into the ring, and with one
+// addition counts the event and lowers the low part. All this is over in less
+// than a microsecond, before the call acts. At the exit the slot in the table
+// is cleared.
+//
+// The counter is settled again while the call is still at work, so that other
+// memory goes on being hit during a long munmap. Memory that overlaps an
+// operation under way is hca.MemUnknown for Watch; all other is hca.MemOwned,
+// whoever mapped it: its end is announced before it comes and settled after.
+//
+// The calling thread is ours if it runs in our address space, so io_uring's
+// workers and children of vfork are. System calls of 32 bits made by a process
+// of 64 count as if they had changed everything.
+//
+// # What is not seen
+//
+// What another process does to a file that is mapped here; truncation by open
+// with O_TRUNC; operations that io_uring does itself (its madvise, ftruncate
+// and fallocate); and calls that were under way when New was called.
+//
+// # Life and concurrency
+//
+// As [intercept.Monitor]. Close detaches the programs, and so does the kernel
+// when the process ends, however it does: nothing is pinned. There is one lock,
+// on the descriptor of /proc/self/maps, held for reading over Watch and for
+// writing by Close.
+//
+// # Files
+//
+// new_linux.go how the source starts; kernel_linux.go what it answers;
+// layout_linux.go what is shared with the kernel, table_linux.go and
+// ring_linux.go how it is read; program_linux.go what the programs are,
+// calls_linux.go which system calls they know, calls_linux_amd64.go and
+// calls_linux_arm64.go what differs.
+package bpf

@@ -1,0 +1,219 @@
+//go:build linux && (amd64 || arm64)
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept"
+	"example.com/holdfast/intercept/internal/source"
+)
+
+// New makes a monitor that is told by programs in the kernel of every system
+// call of this process that takes memory away, before it acts and when it is
+// done. It needs Linux 5.18 with type information of its own
+// (CONFIG_DEBUG_INFO_BTF), and CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, in
+// the first user namespace. Before it answers it has seen events of its own
+// doing.
+//
+// A call that another thread had begun before New is not seen. So make the
+// monitor first and the threads that unmap memory later.
+//
+// Errors: hca.ErrInvalid for a Config that makes no sense; hca.ErrAccess where
+// the kernel does not let this process trace; hca.ErrNotSupported where it
+// lacks something, or events do not arrive; hca.ErrNoMemory. The text says
+// what to do. Nothing is left behind.
+func New(cfg Config) (*intercept.Monitor, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	k, err := open(cfg)
+	if err != nil {
+		return nil, refused(err)
+	}
+	m, err := intercept.Assemble(intercept.Config{Ring: cfg.Ring}, source.Parts{
+		Counter: k.word(atCounter), Source: k, Start: k.start, Try: k.try,
+	})
+	if err != nil {
+		k.unmap()
+		return nil, err
+	}
+	// The counter and the ring may be read after Close.
+	runtime.AddCleanup(m, func(s shared) { s.unmap() }, k.shared)
+	return m, nil
+}
+
+// open loads and attaches everything.
+func open(cfg Config) (k *kernel, err error) {
+	k = &kernel{shared: shared{ring: cfg.Ring, size: sharedSize(cfg.Ring)}, maps: -1}
+	defer func() {
+		if err != nil {
+			k.Stop()
+			k.unmap()
+		}
+	}()
+	b := &builder{slots: cfg.Ring, pageSize: int64(os.Getpagesize())}
+	if b.off, err = findOffsets(); err != nil {
+		return k, err
+	}
+	for _, m := range []struct {
+		to   **ebpf.Map
+		fd   *int
+		spec ebpf.MapSpec
+	}{
+		{&k.block, &b.mapFD, ebpf.MapSpec{Name: "holdfast_state", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(k.size), MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE}},
+		{&k.spills, &b.spillFD, ebpf.MapSpec{Name: "holdfast_spill", Type: ebpf.Hash, KeySize: 8, ValueSize: 8, MaxEntries: spilled}},
+		{&k.bell, &b.bellFD, ebpf.MapSpec{Name: "holdfast_bell", Type: ebpf.RingBuf, MaxEntries: uint32(b.pageSize)}},
+	} {
+		if *m.to, err = ebpf.NewMap(&m.spec); err != nil {
+			return k, fmt.Errorf("make map %s: %w", m.spec.Name, err)
+		}
+		*m.fd = (*m.to).FD()
+	}
+	if k.mem, err = unix.MmapPtr(b.mapFD, 0, nil, k.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		k.mem = nil
+		return k, fmt.Errorf("map the shared block: %w", err)
+	}
+	k.events.shared = &k.shared
+	if k.maps, err = unix.Open("/proc/self/maps", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return k, fmt.Errorf("/proc/self/maps: %w", err)
+	}
+	if b.self, err = k.whoami(b); err != nil {
+		return k, err
+	}
+	// The exit first: an operation that is announced must be settled.
+	for _, p := range []struct {
+		name, point string
+		ins         asm.Instructions
+	}{
+		{"holdfast_leave", "sys_exit", b.leave()},
+		{"holdfast_enter", "sys_enter", b.enter()},
+	} {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: p.name, Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: p.point, Instructions: p.ins, License: "GPL"})
+		if err != nil {
+			return k, fmt.Errorf("load program %s: %w", p.name, err)
+		}
+		k.programs = append(k.programs, prog)
+		l, err := link.AttachTracing(link.TracingOptions{Program: prog})
+		if err != nil {
+			return k, fmt.Errorf("attach program %s: %w", p.name, err)
+		}
+		k.links = append(k.links, l)
+	}
+	if k.reader, err = ringbuf.NewReader(k.bell); err != nil {
+		return k, fmt.Errorf("open the bell: %w", err)
+	}
+	return k, nil
+}
+
+// whoami runs a program once, in this thread, and asks it how the kernel names
+// our address space. Nothing outside the kernel knows; the number of the
+// process would differ in a container.
+func (k *kernel) whoami(b *builder) (uint64, error) {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "holdfast_whoami", Type: ebpf.RawTracepoint, Instructions: b.whoami(), License: "GPL"})
+	if err != nil {
+		return 0, fmt.Errorf("load program holdfast_whoami: %w", err)
+	}
+	defer prog.Close()
+	if _, err := prog.Run(&ebpf.RunOptions{}); err != nil {
+		return 0, err
+	}
+	self := k.word(atSelf).Swap(0)
+	if self == 0 {
+		return 0, errors.New("a program that ran in this thread found no address space")
+	}
+	return self, nil
+}
+
+// findOffsets asks the kernel's type information.
+func findOffsets() (off offsets, err error) {
+	spec, err := btf.LoadKernelSpec()
+	if err != nil {
+		return off, fmt.Errorf("type information of the kernel: %w", err)
+	}
+	fields := []struct {
+		to   *int16
+		path string
+	}{{&off.mm, "task_struct.mm"}, {&off.brk, "mm_struct.brk"}}
+	if runtime.GOARCH == "amd64" {
+		fields = append(fields, struct {
+			to   *int16
+			path string
+		}{&off.status, "task_struct.thread_info.status"})
+	}
+	for _, f := range fields {
+		path := strings.Split(f.path, ".")
+		var t *btf.Struct
+		if err := spec.TypeByName(path[0], &t); err != nil {
+			return off, fmt.Errorf("type information of the kernel: %s: %w", path[0], err)
+		}
+		bytes, ok := offsetOf(t, path[1:])
+		if !ok || bytes > 1<<15-1 {
+			return off, fmt.Errorf("type information of the kernel: no field %s within reach: %w", f.path, ebpf.ErrNotSupported)
+		}
+		*f.to = int16(bytes)
+	}
+	return off, nil
+}
+
+// offsetOf finds a field, also in structures without a name.
+func offsetOf(t btf.Type, path []string) (uint32, bool) {
+	var members []btf.Member
+	switch t := btf.UnderlyingType(t).(type) {
+	case *btf.Struct:
+		members = t.Members
+	case *btf.Union:
+		members = t.Members
+	}
+	for _, m := range members {
+		rest := path
+		switch m.Name {
+		case path[0]:
+			if rest = path[1:]; len(rest) == 0 {
+				return m.Offset.Bytes(), true
+			}
+		case "":
+		default:
+			continue
+		}
+		if in, ok := offsetOf(m.Type, rest); ok {
+			return m.Offset.Bytes() + in, true
+		}
+	}
+	return 0, false
+}
+
+// refused says why the source cannot be had, and what to do.
+func refused(err error) error {
+	const instead = "; or use intercept.Auto"
+	lock, _ := os.ReadFile("/sys/kernel/security/lockdown") // where there is none, there is no lockdown
+	switch {
+	case strings.Contains(string(lock), "[confidentiality]"):
+		return startError(fmt.Sprintf("the kernel is locked down (confidentiality), which forbids to trace it: %v", err), hca.ErrAccess, "boot with lockdown=integrity or none"+instead)
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
+		return startError(err.Error(), hca.ErrAccess, "needs CAP_BPF and CAP_PERFMON, and bpf(2) not forbidden by seccomp"+instead)
+	case errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
+		return startError(err.Error(), hca.ErrNoMemory, "raise the limits of open files and memory"+instead)
+	}
+	return startError(err.Error(), hca.ErrNotSupported, "needs Linux 5.18 with CONFIG_BPF_SYSCALL, CONFIG_DEBUG_INFO_BTF and CONFIG_FTRACE_SYSCALLS"+instead)
+}
+
+func (s shared) unmap() {
+	if s.mem != nil {
+		_ = unix.MunmapPtr(unsafe.Pointer(s.mem), s.size) // of what we mapped: cannot fail
+	}
+}
