@@ -39,16 +39,17 @@ func rawMadvise(addr uint64, length uintptr, advice int) error {
 // Map maps memory as mmap(2) does and makes it owned: its end is announced, if
 // it is taken away by Unmap, Remap or Map with MAP_FIXED of this monitor. A
 // raw munmap of it breaks the contract (Config.Strict if that can happen).
-// What is mapped at r before, if flags have MAP_FIXED, is announced as gone.
+// What is mapped at r before, if flags have MAP_FIXED, is announced as gone, and
+// is owned no more if the call fails: the kernel may have taken it away first.
 // Errors are those of mmap(2), in an *hca.OpError.
 func (m *Monitor) Map(r hca.Range, prot, flags, fd int, offset int64) (hca.Range, error) {
 	var op Op
-	if flags&unix.MAP_FIXED != 0 && flags&unix.MAP_FIXED_NOREPLACE != unix.MAP_FIXED_NOREPLACE {
+	if r.Len > 0 && flags&unix.MAP_FIXED != 0 && flags&unix.MAP_FIXED_NOREPLACE != unix.MAP_FIXED_NOREPLACE {
 		op = m.Begin(r, hca.CauseUnmap)
 	}
 	addr, err := rawMmap(r.Addr, uintptr(r.Len), prot, flags, fd, offset)
 	if err != nil {
-		op.finish(op.owned)
+		op.End() // what was there may be gone or not: it is nobody's promise now
 		return hca.Range{}, callError("mmap", r, err)
 	}
 	got := hca.Range{Addr: addr, Len: r.Len}
@@ -61,30 +62,42 @@ func (m *Monitor) Map(r hca.Range, prot, flags, fd int, offset int64) (hca.Range
 }
 
 // Unmap takes mappings away as munmap(2) does, announced. It works on any
-// memory, owned or not.
+// memory, owned or not. If it fails the range is owned no more, except for a
+// range that the kernel refuses at sight, which changes nothing.
 func (m *Monitor) Unmap(r hca.Range) error {
-	op := m.Begin(r, hca.CauseUnmap)
-	if err := rawMunmap(r.Addr, uintptr(r.Len)); err != nil {
-		op.finish(op.owned)
+	var op Op
+	if r.Len > 0 && r.Addr%pageSize == 0 {
+		op = m.Begin(r, hca.CauseUnmap)
+	}
+	err := rawMunmap(r.Addr, uintptr(r.Len))
+	op.End()
+	if err != nil {
 		return callError("munmap", r, err)
 	}
-	op.End()
 	return nil
 }
 
 // Remap moves, shrinks or grows a mapping as mremap(2) does, announced. dst is
 // only used with MREMAP_FIXED; what is mapped there before is announced as
-// gone. If all of the old range was owned, the new one is.
+// gone. If all of the old range was owned, the new one is. If a call fails that
+// would only have grown or moved the mapping, the old range is owned as before;
+// otherwise the kernel may have unmapped something first, and it is not.
 func (m *Monitor) Remap(r hca.Range, length uint64, flags int, dst uint64) (hca.Range, error) {
-	op := m.Begin(r, hca.CauseRemap)
-	var over Op
-	if flags&unix.MREMAP_FIXED != 0 {
+	var op, over Op
+	if r.Len > 0 {
+		op = m.Begin(r, hca.CauseRemap)
+	}
+	if length > 0 && flags&unix.MREMAP_FIXED != 0 {
 		over = m.Begin(hca.Range{Addr: dst, Len: length}, hca.CauseUnmap)
 	}
 	addr, err := rawMremap(r.Addr, uintptr(r.Len), uintptr(length), flags, dst)
 	if err != nil {
-		over.finish(over.owned)
-		op.finish(op.owned)
+		over.End()
+		if flags&unix.MREMAP_FIXED == 0 && length >= r.Len {
+			op.finish(op.owned)
+		} else {
+			op.End()
+		}
 		return hca.Range{}, callError("mremap", r, err)
 	}
 	got := hca.Range{Addr: addr, Len: length}
@@ -104,11 +117,15 @@ func (m *Monitor) Remap(r hca.Range, length uint64, flags int, dst uint64) (hca.
 // Advise is madvise(2). The advices that throw pages away (MADV_DONTNEED,
 // MADV_DONTNEED_LOCKED, MADV_FREE, MADV_REMOVE, MADV_GUARD_INSTALL) are
 // announced and settled: memory stays cacheable after them, which it does not
-// if somebody else discards it. Others go to the kernel as they are.
+// if somebody else discards it. Nobody else may discard the same range meanwhile,
+// because that would be taken for settled too. Others go to the kernel as they are.
 func (m *Monitor) Advise(r hca.Range, advice int) error {
 	var op Op
 	switch advice {
 	case unix.MADV_DONTNEED, unix.MADV_DONTNEED_LOCKED, unix.MADV_FREE, unix.MADV_REMOVE, unix.MADV_GUARD_INSTALL:
+		if r.Len == 0 {
+			break // the kernel does nothing
+		}
 		op = m.Begin(r, hca.CauseDiscard)
 	}
 	err := rawMadvise(r.Addr, uintptr(r.Len), advice)

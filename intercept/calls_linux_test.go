@@ -116,7 +116,8 @@ func TestCalls_MapFixed(t *testing.T) {
 	require.Empty(t, drain(f), "it takes nothing away")
 	_, err = m.Map(half, rw, unix.MAP_PRIVATE|unix.MAP_FIXED, -1, 0)
 	require.ErrorIs(t, err, unix.EBADF)
-	require.Equal(t, hca.MemOwned, m.Watch(r).Kind)
+	require.Equal(t, hca.MemUnknown, m.Watch(half).Kind, "a call that failed may have taken it first")
+	require.Equal(t, hca.MemOwned, m.Watch(hca.Range{Addr: half.End(), Len: half.Len}).Kind)
 	require.NoError(t, m.Unmap(r))
 
 	_, err = m.Mmap(-1, 0, 0, rw, anon)
@@ -151,4 +152,47 @@ func TestExplicitExercise(t *testing.T) {
 	require.NoError(t, m.Close())
 	_, err = m.Exercise()
 	require.ErrorIs(t, err, hca.ErrClosed)
+}
+
+// What the kernel refuses at sight, or has nothing to do for, is announced to
+// nobody, and least of all as everything.
+func TestCalls_NothingIsAnnouncedForNothing(t *testing.T) {
+	m := explicit(t)
+	b, err := m.Mmap(-1, 0, int(4*pageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	f, err := m.Subscribe(nil)
+	require.NoError(t, err)
+	defer f.Close()
+	require.ErrorIs(t, m.Munmap(b[:0]), unix.EINVAL)
+	require.ErrorIs(t, m.Munmap(b[1:]), unix.EINVAL)
+	require.NoError(t, m.Madvise(b[:0], unix.MADV_DONTNEED))
+	_, err = m.Mremap(b[:0], int(pageSize), 0)
+	require.Error(t, err, "private memory cannot be duplicated")
+	require.Empty(t, drain(f))
+	require.Equal(t, hca.MemOwned, m.Watch(hca.RangeOf(b)).Kind)
+	// Growing in place is refused: the mapping is as it was, and so is its kind.
+	_, err = m.Map(hca.Range{Addr: hca.RangeOf(b).End(), Len: pageSize}, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE, -1, 0)
+	if err != nil {
+		require.ErrorIs(t, err, unix.EEXIST) // somebody is there already, as well
+	}
+	_, err = m.Mremap(b, int(8*pageSize), 0)
+	require.ErrorIs(t, err, unix.ENOMEM)
+	require.Equal(t, hca.MemOwned, m.Watch(hca.RangeOf(b)).Kind)
+	require.NoError(t, m.Munmap(b))
+}
+
+// Memory that a remap which then failed may have taken first is owned no more.
+func TestCalls_FailedRemapOntoOwned(t *testing.T) {
+	m := explicit(t)
+	rw, anon := unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS
+	src, err := m.Map(hca.Range{Len: 4 * pageSize}, rw, anon, -1, 0)
+	require.NoError(t, err)
+	dst, err := m.Map(hca.Range{Len: 4 * pageSize}, rw, anon, -1, 0)
+	require.NoError(t, err)
+	_, err = m.Remap(src, src.Len, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, dst.Addr+1) // not a page
+	require.Error(t, err)
+	require.Equal(t, hca.MemUnknown, m.Watch(dst).Kind)
+	require.Equal(t, hca.MemUnknown, m.Watch(src).Kind)
+	require.NoError(t, m.Unmap(src))
+	require.NoError(t, m.Unmap(dst))
 }

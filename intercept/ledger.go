@@ -113,7 +113,10 @@ func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
 	}
 	p := m.pages(r)
 	op := Op{m: m, lo: p.Addr, hi: p.End(), cause: cause}
-	if cause == hca.CauseDiscard && m.kernel != nil {
+	if cause == hca.CauseDiscard && r == hca.Whole {
+		op.cause = hca.CauseOwner // nobody can vouch for all discards there are
+	}
+	if op.cause == hca.CauseDiscard && m.kernel != nil {
 		op.taint = m.kernel.tainted(op.lo, op.hi)
 	}
 	m.own.Lock()

@@ -45,6 +45,10 @@ type flight struct {
 // keeping it.
 const maxAttempts = 3
 
+// How often a registration that the backend has no room for is tried again
+// because others gave something back, which others may have taken again.
+const maxRetries = 1000
+
 // flyLocked makes a registration and answers with its Region. It is called with
 // Cache.mu held and returns with it held; in between it lets go of it.
 func (c *Cache) flyLocked(f *flight) (*Region, error) {
@@ -209,7 +213,8 @@ func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 	}
 	c.usage.regions++
 	c.usage.bytes += bytes
-	for {
+	for tries := 0; ; tries++ {
+		back := c.count.deregistrations + uint64(len(victims))
 		c.mu.Unlock()
 		c.deregister(victims)
 		mr, err = c.backend.Register(g, a)
@@ -231,7 +236,11 @@ func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 				c.count.retries++
 				continue
 			}
-			if c.usage.dying > 0 {
+			if back != c.count.deregistrations && tries < maxRetries { // perhaps what was given back meanwhile is enough
+				c.count.retries++
+				continue
+			}
+			if c.usage.dying > 0 && tries < maxRetries {
 				c.gone.Wait() // somebody deregisters: try when he has
 				c.count.retries++
 				continue

@@ -14,26 +14,33 @@ import (
 // The counter is read before the feed: the monitor puts events into the feed
 // before it counts them, so once the feed is found empty everything that this
 // value counts has been applied, and if it is settled it may be told to hits.
+//
+// However fast events come, one call applies no more than applyMost: then it is
+// not finished, answers so, and the reaper goes on.
 func (c *Cache) applyLocked() bool {
-	for {
-		g := c.counter.Load()
-		if g == c.applied.Load() {
-			return true
+	const applyMost = 1 << 16
+	g := c.counter.Load()
+	if g == c.applied.Load() {
+		return true
+	}
+	for applied := 0; ; {
+		n := c.feed.Next(c.events[:])
+		if n == 0 {
+			break
 		}
-		for {
-			n := c.feed.Next(c.events[:])
-			if n == 0 {
-				break
-			}
-			for _, e := range c.events[:n] {
-				c.eventLocked(e)
-			}
+		for _, e := range c.events[:n] {
+			c.eventLocked(e)
 		}
-		if g&hca.Unsettled != 0 && c.omit&omitParity == 0 {
+		if applied += n; applied >= applyMost {
+			c.wake()
 			return false
 		}
-		c.applied.Store(g &^ hca.Unsettled)
 	}
+	if g&hca.Unsettled != 0 && c.omit&omitParity == 0 {
+		return false
+	}
+	c.applied.Store(g &^ hca.Unsettled)
+	return c.counter.Load() == g
 }
 
 // eventLocked takes every Region out of look-up that the event touches, and

