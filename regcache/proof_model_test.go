@@ -197,7 +197,7 @@ func (m *cacheModel) register(g hca.Range, a hca.Access, last bool) (fits, touch
 			m.want.Registrations++
 			return fits, touched, nil
 		}
-		if !errors.Is(err, hca.ErrNoKeys) && !errors.Is(err, hca.ErrNoMemory) {
+		if !last || !errors.Is(err, hca.ErrNoKeys) && !errors.Is(err, hca.ErrNoMemory) {
 			return false, false, err
 		}
 		m.replay()
