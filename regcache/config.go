@@ -29,7 +29,7 @@ type Config struct {
 	MaxBytes uint64
 
 	// MaxMerge is how long, in bytes, a registration may get by merging
-	// neighbours (merge.go). 0: 64 MiB. Less than two pages turns merging off.
+	// neighbours (merge.go), which then share a key. 0: 64 MiB. Less than two pages turns merging off.
 	MaxMerge uint64
 
 	// MaxIdle is how long a Region that nobody uses is kept. 0: for ever. It

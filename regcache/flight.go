@@ -63,12 +63,19 @@ func (c *Cache) flyLocked(f *flight) (*Region, error) {
 	if err != nil {
 		c.count.failures++
 	}
+	f.err = err
+	c.unshareLocked(f)
+	return r, err
+}
+
+// unshareLocked lets those go who wait for the flight, to look for themselves.
+// Cache.mu is held.
+func (c *Cache) unshareLocked(f *flight) {
 	if f.shared {
+		f.shared = false
 		delete(c.flights, f.reg)
-		f.err = err
 		close(f.done)
 	}
-	return r, err
 }
 
 // unionLocked is a plus what the Regions that cover g allow: so that two users
@@ -85,6 +92,7 @@ type plan struct {
 	access hca.Access
 	merge  bool // it takes the place of neighbours
 	last   bool // if it cannot be kept it is used once; others are given up then
+	keep   bool // it may be kept, so room is made for it
 }
 
 // tryPlansLocked tries the widest registration first, and at last exactly what
@@ -123,9 +131,13 @@ func (c *Cache) attempt(f *flight, p plan) (*Region, error) {
 		w := c.watch(f, p.reg)
 		c.mu.Lock()
 		keep := f.once == hca.KeptAllRight && w.Why == hca.KeptAllRight
+		if !keep {
+			c.unshareLocked(f) // of no use to anybody else
+		}
 		if !p.last && !keep || p.merge && !c.fitsLocked(1, c.pinnedBytes(p.reg)) {
 			return nil, nil // a merge is not worth an eviction
 		}
+		p.keep = keep
 		mr, fits, err := c.registerLocked(p)
 		if mr == nil {
 			return nil, err
@@ -188,14 +200,17 @@ func (c *Cache) watch(f *flight, g hca.Range) hca.Watch {
 }
 
 // registerLocked has the backend register by the plan, and makes room within the
-// limits first; fits is false if there is none. Then the last plan is registered
+// limits first if it may be kept; fits is false if there is none. Then the last plan is registered
 // all the same, and others are answered with nil. If the backend runs out, idle Regions are given back and those
 // that are dying waited for, as long as there are any. Cache.mu is held at the
 // beginning and at the end, never in between while the backend works.
 func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 	g, a := p.reg, p.access
 	bytes := c.pinnedBytes(g)
-	victims := c.makeRoomLocked(1, bytes)
+	var victims []*Region
+	if p.keep {
+		victims = c.makeRoomLocked(1, bytes)
+	}
 	for _, v := range victims { // they are as good as gone: count them out for the question
 		c.usage.regions--
 		c.usage.bytes -= v.pinned()
@@ -265,7 +280,7 @@ func (c *Cache) refuseShort(g hca.Range, a hca.Access, mr *hca.MR) error {
 	}
 	e.Detail = fmt.Sprintf("the backend registered only %v for %v, not for %v", mr.Range, mr.Access, a)
 	if err := c.backend.Deregister(mr); err != nil {
-		return errors.Join(e, err)
+		return &undoError{cause: e, undo: err}
 	}
 	return e
 }

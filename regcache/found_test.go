@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -241,4 +242,45 @@ func TestCloseJoinsErrors(t *testing.T) {
 	require.ErrorContains(t, err, at(0, 1).String())
 	require.ErrorContains(t, err, at(5, 1).String())
 	b.live = nil // those that would not go
+}
+
+// What cannot be proved for now is registered for this one use, and evicts
+// nothing: least of all what it could not prove.
+func TestUnsettledEvictsNothing(t *testing.T) {
+	c, _, m := rig(t, hca.MemForeign, Config{MaxBytes: 8 * pg, MaxMerge: 1})
+	mustGet(t, c, at(0, 6), 0).Release()
+	m.underWay.Store(true)
+	r := mustGet(t, c, at(0, 6), 0)
+	require.Equal(t, hca.UnkeptUnsettled, r.UsedOnce())
+	r.Release()
+	m.underWay.Store(false)
+	s := c.Stats()
+	require.Zero(t, s.Evictions)
+	require.Equal(t, 1, s.Regions)
+}
+
+// Who asks for memory that cannot be kept does not wait for others who do.
+func TestUnknownMemoryIsNotQueued(t *testing.T) {
+	c, b, _ := rig(t, hca.MemUnknown, Config{})
+	const n = 4
+	var all sync.WaitGroup
+	all.Add(n)
+	b.onRegister = func(hca.Range, hca.Access) error {
+		all.Done()
+		all.Wait() // hangs unless all register at the same time
+		return nil
+	}
+	var done sync.WaitGroup
+	for range n {
+		done.Go(func() {
+			r, err := c.Get(at(0, 1), 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.Release()
+		})
+	}
+	done.Wait()
+	require.EqualValues(t, n, c.Stats().UsedOnce[hca.UnkeptNoSource])
 }

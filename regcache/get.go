@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"math"
+	"os"
 	"runtime"
 	"unsafe"
 
@@ -47,6 +48,10 @@ func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
 // one use: each try gives up the processor once, and the reader of the kernel's
 // events needs one wake-up, 5 to 45 us on an idle machine.
 const maxTries = 24
+
+// One try more for each 256 KiB of the range: it is cheaper to wait a little
+// longer than to register what is long once more.
+const triesShift = 18
 
 // get is the slow path: it helps to apply events, looks again, joins a
 // registration of the same range that is under way, or makes one. p is not nil
@@ -106,7 +111,7 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 				c.count.slowHits++
 				return r, nil
 			}
-			if try >= maxTries {
+			if try >= maxTries+int(g.Len>>triesShift) {
 				return c.flyLocked(&flight{want: g, reg: reg, access: a, held: held, once: hca.UnkeptUnsettled})
 			}
 			continue
@@ -142,9 +147,14 @@ func (c *Cache) keepable(held unsafe.Pointer) bool {
 //
 // Whole pages are right for held memory too, although the rest of its first and
 // last page belongs to other objects: a page of which a part is alive is neither
-// unmapped nor given back, so what is registered stays that address's page.
+// unmapped nor given back, so what is registered stays that address's page. That is
+// so for the system's pages, not for larger ones that a backend may have.
 func (c *Cache) whatToRegister(g hca.Range, held unsafe.Pointer) hca.Range {
-	pages := g.Pages(c.info.PageSize)
+	size := c.info.PageSize
+	if held != nil {
+		size = min(size, uint64(os.Getpagesize()))
+	}
+	pages := g.Pages(size)
 	if c.keepable(held) && pages.Contains(g) && (c.info.MaxLen == 0 || pages.Len <= c.info.MaxLen) {
 		return pages
 	}

@@ -89,7 +89,7 @@ func (c *Cache) removeLocked(r *Region) bool {
 		return true
 	}
 	if c.revokeLocked(r) {
-		return false
+		return true
 	}
 	c.loose[r] = struct{}{}
 	c.usage.deadB += r.pinned()

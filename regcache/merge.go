@@ -34,8 +34,8 @@ func (c *Cache) mergeLocked(g hca.Range, a hca.Access) (hca.Range, hca.Access, b
 	}
 	merged := false
 	for {
-		left, la, n := c.runLocked(g, -1)
-		right, ra, m := c.runLocked(g, +1)
+		left, la, n := c.runLocked(g, a, -1)
+		right, ra, m := c.runLocked(g, a, +1)
 		length := right.End() - left.Addr
 		if n+m < mergeRun-1 || length > c.cfg.MaxMerge || c.info.MaxLen > 0 && length > c.info.MaxLen {
 			return g, a, merged
@@ -47,8 +47,11 @@ func (c *Cache) mergeLocked(g hca.Range, a hca.Access) (hca.Range, hca.Access, b
 // runLocked looks for up to mergeRun-1 neighbours of g on one side, no longer
 // than g's tier, each touching the one before, and answers with g joined with
 // them, what they allow, and how many they are. One that is in use does not
-// count: it could not be dropped, so its bytes would be pinned twice.
-func (c *Cache) runLocked(g hca.Range, side int) (hca.Range, hca.Access, int) {
+// count: it could not be dropped, so its bytes would be pinned twice. Nor does one
+// that gives peers other rights than want does: who has the rkey of one buffer
+// must not get at another by it in a way that nobody asked for.
+func (c *Cache) runLocked(g hca.Range, want hca.Access, side int) (hca.Range, hca.Access, int) {
+	const remote = hca.RemoteRead | hca.RemoteWrite | hca.RemoteAtomic
 	tier := c.sizeTier(g.Len)
 	var a hca.Access
 	for n := 0; ; n++ {
@@ -59,7 +62,7 @@ func (c *Cache) runLocked(g hca.Range, side int) (hca.Range, hca.Access, int) {
 		var r *Region
 		if n < mergeRun-1 {
 			c.index.findAll(next, func(f *Region) bool {
-				if f.check != checkNothing && f.state.Load()&stRefs == 0 && c.sizeTier(f.end-f.start) <= tier {
+				if f.check != checkNothing && (f.access^want)&remote == 0 && f.state.Load()&stRefs == 0 && c.sizeTier(f.end-f.start) <= tier {
 					r = f
 				}
 				return r == nil

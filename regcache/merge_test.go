@@ -122,9 +122,13 @@ func TestC29_MergeFails(t *testing.T) {
 	t.Run("access is kept", func(t *testing.T) {
 		c, _, _ := rig(t, hca.MemForeign, Config{})
 		for i := range uint64(mergeRun - 1) {
-			mustGet(t, c, at(i, 1), []hca.Access{0, hca.LocalWrite, hca.RemoteRead}[i%3]).Release()
+			mustGet(t, c, at(i, 1), []hca.Access{0, hca.LocalWrite}[i%2]|hca.RemoteRead).Release()
 		}
-		r := mustGet(t, c, last, 0)
+		other := mustGet(t, c, last, hca.LocalWrite)
+		require.Equal(t, last, other.Range(), "it gives peers other rights: no merge")
+		other.Release()
+		c.Invalidate(last)
+		r := mustGet(t, c, last, hca.RemoteRead)
 		require.Equal(t, at(0, mergeRun), r.Range())
 		require.Equal(t, hca.LocalWrite|hca.RemoteRead, r.Access())
 		r.Release()

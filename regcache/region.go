@@ -94,7 +94,9 @@ func (r *Region) Range() hca.Range { return hca.Range{Addr: r.start, Len: r.end 
 // pinned is what the Region counts against Config.MaxBytes.
 func (r *Region) pinned() uint64 { return r.cache.pinnedBytes(r.Range()) }
 
-// Access is what the registration allows; at least what was asked for.
+// Access is what the registration allows; at least what was asked for, and more
+// if others asked for more of the same range: a peer who is given the rkey may do
+// all of it.
 func (r *Region) Access() hca.Access { return r.access }
 
 // LKey names the registration in work posted here.
