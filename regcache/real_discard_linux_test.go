@@ -2,6 +2,7 @@ package regcache_test
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -119,7 +120,10 @@ func TestC3_GetsAllTheWhile(t *testing.T) {
 		var got, kept atomic.Uint64
 		together(t, func() error {
 			defer over.Store(true)
-			for round := 0; round < n || kept.Load() == 0; round++ { // the other thread has to have its turn
+			for got.Load() == 0 {
+				runtime.Gosched()
+			}
+			for round := range n {
 				b := bytesAt(mapping)
 				l.write(b)
 				r, err := k.cache.Get(mapping, allWays)

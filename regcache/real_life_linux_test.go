@@ -3,6 +3,7 @@ package regcache_test
 import (
 	"errors"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -200,9 +201,11 @@ func TestC19_UnmapsWithoutGet(t *testing.T) {
 			k.unmap(t, mine)
 			dropped.wait(mr)
 		}
+		for k.cache.Stats().Registered > 0 { // the first of them may have been left to the reaper
+			runtime.Gosched()
+		}
 		pins := uint64(len(l.buf))
 		require.Equal(t, pins, pinned(t), "more is pinned than the peer's buffer")
-		require.Zero(t, k.cache.Stats().Registered)
 	})
 }
 
