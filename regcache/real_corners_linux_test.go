@@ -60,7 +60,8 @@ func TestReal_Bystanders(t *testing.T) {
 			if _, err := k.mem.mmap(whole, readWrite, anonymous|isFree, -1); err != nil {
 				return err
 			}
-			for round := range underRace(rounds(1500), 6) {
+			// A short run can be over before a bystander had his turn.
+			for round := 0; round < underRace(rounds(1500), 6) || got.Load() == 0; round++ {
 				g := part(rnd)
 				var err error
 				switch round % 4 {
@@ -168,7 +169,11 @@ func TestReal_SomebodyElseWatches(t *testing.T) {
 			_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, 0xc020aa00, uintptr(unsafe.Pointer(&reg)))
 			require.Zero(t, errno)
 			r := k.get(t, g, allWays)
-			require.NotEqual(t, hca.KeptAllRight, r.UsedOnce())
+			if k.name == inKernel.name {
+				require.Equal(t, hca.KeptAllRight, r.UsedOnce(), "it watches no mapping")
+			} else {
+				require.NotEqual(t, hca.KeptAllRight, r.UsedOnce())
+			}
 			r.Release()
 			require.NoError(t, l.use(k.cache, g))
 			k.unmap(t, g)
@@ -176,7 +181,7 @@ func TestReal_SomebodyElseWatches(t *testing.T) {
 			require.NoError(t, l.use(k.cache, g))
 			k.unmap(t, g)
 		}
-		require.Positive(t, k.cache.Stats().UsedOnce[hca.UnkeptRefused])
+		require.Equal(t, k.name != inKernel.name, k.cache.Stats().UsedOnce[hca.UnkeptRefused] > 0)
 		k.verdictOf(t, l)
 	})
 }

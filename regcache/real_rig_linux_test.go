@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ import (
 	"example.com/holdfast/hca"
 	"example.com/holdfast/hcasim"
 	"example.com/holdfast/intercept"
+	"example.com/holdfast/intercept/bpf"
 	"example.com/holdfast/internal/childtest"
 	"example.com/holdfast/odpbackend"
 	"example.com/holdfast/pinbackend"
@@ -92,6 +94,7 @@ var (
 	foreign    = world{name: "foreign", monitor: userfault(intercept.Config{}), keeps: true}
 	oneChannel = world{name: "foreign_one_channel", monitor: userfault(intercept.Config{Descriptors: 1}), keeps: true}
 	smallRing  = world{name: "foreign_small_ring", monitor: userfault(intercept.Config{Ring: 64, Descriptors: 2}), keeps: true}
+	inKernel   = world{name: "bpf", monitor: open(func() (*intercept.Monitor, error) { return bpf.New(bpf.Config{}) }), keeps: true, discards: true}
 	owned      = world{name: "owned", monitor: open(intercept.Explicit), owned: true, keeps: true, discards: true}
 	ownedBoth  = world{name: "owned_under_userfault", monitor: userfault(intercept.Config{}), owned: true, keeps: true, discards: true}
 	strict     = world{name: "strict", monitor: userfault(intercept.Config{Strict: true}), owned: true, keeps: true, discards: true}
@@ -119,7 +122,12 @@ type kit struct {
 
 // inWorlds runs body in a child process for each world, with a hard limit each.
 // Worlds that this machine or build lacks are skipped, and say what is missing.
+// Whatever runs where userfaultfd watches foreign memory, runs where programs
+// in the kernel do as well.
 func inWorlds(t *testing.T, limit time.Duration, env []string, ws []world, cfg regcache.Config, body func(t *testing.T, k *kit)) {
+	if i := slices.IndexFunc(ws, func(w world) bool { return w.name == foreign.name }); i >= 0 {
+		ws = slices.Insert(slices.Clone(ws), i+1, inKernel)
+	}
 	for _, w := range ws {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel() // children do not disturb each other
@@ -188,7 +196,7 @@ func newKit(t *testing.T, w world, cfg regcache.Config) *kit {
 		var err error
 		k.mon, err = w.monitor()
 		if errors.Is(err, hca.ErrNotSupported) || errors.Is(err, hca.ErrAccess) {
-			t.Skipf("no userfaultfd here: %v", err)
+			t.Skipf("no such monitor here: %v", err)
 		}
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, k.mon.Close()) })
