@@ -14,6 +14,8 @@ func explainPin(err error, r hca.Range) error {
 	switch {
 	case errors.Is(err, unix.ENOMEM):
 		return noMemory("all processes of the user together, and this one")
+	case errors.Is(err, unix.EOVERFLOW):
+		return &hca.OpError{Detail: "its last page is the last of the address space", Err: hca.ErrBadAddress}
 	case errors.Is(err, unix.EFAULT), errors.Is(err, unix.EOPNOTSUPP):
 		if e := explainMemory(r, true, true); e != nil {
 			return e

@@ -180,8 +180,10 @@ func TestStaleKeyOfUsedSlot(t *testing.T) {
 func TestFailedPinLeavesNothing(t *testing.T) {
 	a, _ := full(t)
 	for range 5 {
-		_, err := a.Register(hca.Range{Addr: page, Len: page}, 0)
-		require.ErrorIs(t, err, hca.ErrBadAddress)
+		for _, addr := range []uint64{page, ^uint64(0) - page} {
+			_, err := a.Register(hca.Range{Addr: addr, Len: page}, 0)
+			require.ErrorIs(t, err, hca.ErrBadAddress)
+		}
 	}
 	require.Equal(t, a.fab.pinned.fresh, a.fab.pinned.used, "handed out and given back")
 	require.Zero(t, a.Counters().Registrations)
