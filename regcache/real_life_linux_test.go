@@ -60,6 +60,65 @@ func TestC11_PeerHoldsTheKey(t *testing.T) {
 	})
 }
 
+// C11, exported as revocable and held: when the memory goes the holder is told,
+// the peer is refused from then on, and what lies at the address by then is
+// untouched. Without Export the same key works on, for as long as it is held.
+func TestC11_ExportedAndHeld(t *testing.T) {
+	inWorlds(t, time.Minute, nil, []world{foreign, oneChannel, owned, strict}, regcache.Config{}, func(t *testing.T, k *kit) {
+		mapping := hca.Range{Addr: place(35), Len: 4 * page}
+		for round := range rounds(100) {
+			l := k.newLink(t, int(mapping.Len))
+			k.mapAt(t, memories[0], mapping, isFree)
+			var r *regcache.Region
+			for r = k.get(t, mapping, allWays); r.UsedOnce() != hca.KeptAllRight; r = k.get(t, mapping, allWays) {
+				r.Release() // the last unmap has only just been told of
+			}
+			x, err := r.Export()
+			require.NoError(t, err)
+			remote := x.Remote(bytesAt(mapping))
+			write := func() error {
+				return transfer(l.far, l.farCQ, hca.SendWR{Op: hca.RDMAWrite, SGE: hca.SGE{Addr: l.mr.Range.Addr, Len: mapping.Len, LKey: l.mr.LKey}, Remote: remote})
+			}
+			fill(l.buf, 5)
+			require.NoError(t, write())
+			require.Equal(t, l.buf, bytesAt(mapping))
+			if round%4 == 3 {
+				x.Close()
+			}
+			switch round % 3 {
+			case 0:
+				k.unmap(t, mapping)
+				k.mapAt(t, memories[0], mapping, isFree)
+			case 1:
+				k.mapAt(t, memories[0], hca.Range{Addr: mapping.Addr + page, Len: page}, unix.MAP_FIXED)
+			case 2:
+				require.NoError(t, k.mem.madvise(mapping, unix.MADV_DONTNEED))
+			}
+			l.write(bytesAt(mapping))
+			now := append([]byte(nil), bytesAt(mapping)...)
+			if round%4 == 3 {
+				_, err := l.see(r, mapping) // pinned, and nobody may take it back
+				require.NoError(t, err)
+				select {
+				case <-x.Revoked():
+					t.Fatal("told after Close")
+				default:
+				}
+			} else {
+				<-x.Revoked() // the child's hard limit bounds it
+				require.ErrorIs(t, write(), hca.WCRemAccessErr)
+				require.Equal(t, now, bytesAt(mapping))
+				x.Close()
+			}
+			r.Release()
+			l2 := k.newLink(t, int(mapping.Len))
+			require.NoError(t, l2.use(k.cache, mapping))
+			require.Zero(t, l2.wrong, l2.first)
+			k.unmap(t, mapping)
+		}
+	})
+}
+
 // C13: a backend whose Deregister unmaps a cached range, and whose Register
 // throws pages of another cached range away, or unmaps it. Nothing hangs, and
 // that range is gone from the cache.

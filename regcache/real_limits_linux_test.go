@@ -201,6 +201,38 @@ func TestReal_OutOfKeys(t *testing.T) {
 	})
 }
 
+// The device is out of keys, and before the cache has got round to looking for
+// something to give back somebody else has given all of it back: the Get is tried
+// again and not failed with nothing in use.
+func TestReal_GivenBackMeanwhile(t *testing.T) {
+	inWorlds(t, time.Minute, nil, []world{owned}, regcache.Config{}, func(t *testing.T, k *kit) {
+		l := k.newLink(t, page)
+		all := hca.Range{Addr: place(34), Len: 8 * page}
+		k.mapAt(t, memories[0], all, isFree)
+		for i, cause := range []error{hca.ErrNoKeys, hca.ErrNoMemory} {
+			require.NoError(t, l.use(k.cache, hca.Range{Addr: all.Addr, Len: page}))
+			refused := false
+			k.back.on(func(c *counting) {
+				c.refuse = func() error {
+					if refused {
+						return nil
+					}
+					refused = true
+					flushed := make(chan int)
+					go func() { flushed <- k.cache.Flush() }()
+					require.Positive(t, <-flushed)
+					return &hca.OpError{Op: "test", Err: cause}
+				}
+			})
+			require.NoError(t, l.use(k.cache, hca.Range{Addr: all.Addr + uint64(4+2*i)*page, Len: page}))
+			require.True(t, refused)
+			k.back.on(func(c *counting) { c.refuse = nil })
+		}
+		k.unmap(t, all)
+		k.verdictOf(t, l)
+	})
+}
+
 // The kernel's limit of mappings: watching must not use mappings up, so that a
 // program with very many of them can go on mapping.
 func TestReal_WatchingCostsNoMappings(t *testing.T) {

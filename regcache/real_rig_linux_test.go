@@ -253,9 +253,9 @@ func (k *kit) get(t testing.TB, g hca.Range, a hca.Access) *regcache.Region {
 // counting is a Backend that counts what is out, and has places for hooks.
 type counting struct {
 	regcache.Backend
-	refuse func() error // if not nil: why not to register now
 
 	// guarded by mu; called without it
+	refuse func() error      // why not to register now, or nil
 	before func(g hca.Range) // ahead of each Register
 	after  func(mr *hca.MR)  // behind each Register that worked
 	drop   func(mr *hca.MR)  // ahead of each Deregister
@@ -271,8 +271,11 @@ func (c *counting) Register(g hca.Range, a hca.Access) (*hca.MR, error) {
 	if before != nil {
 		before(g)
 	}
-	if c.refuse != nil {
-		if err := c.refuse(); err != nil {
+	c.mu.Lock()
+	refuse := c.refuse
+	c.mu.Unlock()
+	if refuse != nil {
+		if err := refuse(); err != nil {
 			return nil, err
 		}
 	}
