@@ -194,7 +194,7 @@ func TestC9_TakenOver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorlds(t, 2*time.Minute, env, []world{foreign, oneChannel, owned, ownedBoth, strict, alone, trusting}, regcache.Config{}, func(t *testing.T, k *kit) {
 				n := rounds(1000)
-				if k.name == foreign.name { // 10^5 rounds of both together
+				if k.name == foreign.name || k.name == inKernel.name { // 10^5 rounds of both together
 					n = underRace(rounds(50_000), 10)
 				}
 				takeOver(t, k, n)

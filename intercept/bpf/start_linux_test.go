@@ -1,0 +1,172 @@
+//go:build linux && (amd64 || arm64)
+
+package bpf
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept"
+	"example.com/holdfast/internal/childtest"
+)
+
+func TestConfig(t *testing.T) {
+	for _, n := range []int{-1, 1, 63, 65, 1 << 21} {
+		_, err := New(Config{Ring: n})
+		require.ErrorIs(t, err, hca.ErrInvalid)
+		require.ErrorContains(t, err, "Ring is")
+	}
+}
+
+// Without the right to trace there is a clear refusal, and Auto goes on with
+// what there is and says why.
+func TestRefused(t *testing.T) {
+	for name, forbid := range map[string]func(t *testing.T){
+		"Unprivileged": func(t *testing.T) { childtest.DropPrivileges(t, 54071, 8<<20) },
+		"Seccomp":      func(t *testing.T) { childtest.Forbid(t, unix.SYS_BPF) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+				forbid(t)
+				_, err := New(Config{}) // the first opens what Go polls with
+				require.ErrorIs(t, err, hca.ErrAccess)
+				before := descriptors(t)
+				_, err = New(Config{})
+				require.ErrorIs(t, err, hca.ErrAccess)
+				require.ErrorContains(t, err, "CAP_BPF")
+				require.Equal(t, before, descriptors(t), "something was left open")
+				m, err := Auto()
+				require.NoError(t, err)
+				require.ErrorIs(t, m.Lesser(), hca.ErrAccess)
+				require.Contains(t, m.String(), "CAP_BPF")
+				require.NoError(t, m.Close())
+			})
+		})
+	}
+}
+
+func TestAuto(t *testing.T) {
+	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+		require.NoError(t, start(t, Config{}).Close())
+		m, err := Auto()
+		require.NoError(t, err)
+		require.NoError(t, m.Lesser())
+		require.Contains(t, m.String(), "programs in the kernel")
+		require.NoError(t, m.Close())
+	})
+}
+
+// descriptors is how many this process has open, without the one that counts.
+func descriptors(t *testing.T) int {
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(all)
+}
+
+// programs counts what of ours the kernel has loaded.
+func programs(t *testing.T) (n int) {
+	t.Helper()
+	for id, err := ebpf.ProgramGetNextID(0); ; id, err = ebpf.ProgramGetNextID(id) {
+		if errors.Is(err, os.ErrNotExist) {
+			return n
+		}
+		require.NoError(t, err)
+		p, err := ebpf.NewProgramFromID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // gone meanwhile
+		}
+		require.NoError(t, err)
+		info, err := p.Info()
+		require.NoError(t, err)
+		require.NoError(t, p.Close())
+		if strings.HasPrefix(info.Name, "holdfast_") {
+			n++
+		}
+	}
+}
+
+func TestClose(t *testing.T) {
+	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+		require.NoError(t, start(t, Config{}).Close())
+		before := descriptors(t)
+		m := start(t, Config{})
+		counter := m.Counter()
+		f, err := m.Subscribe(nil)
+		require.NoError(t, err)
+		require.ErrorIs(t, m.Close(), hca.ErrBusy)
+		require.NoError(t, f.Close())
+		require.NoError(t, m.Close())
+		require.ErrorIs(t, m.Close(), hca.ErrClosed)
+		require.Equal(t, before, descriptors(t))
+		a := memory(t, 1)
+		munmap(t, a)
+		require.NotZero(t, counter.Load()&hca.Unsettled, "nothing is vouched for any more")
+		require.Equal(t, hca.UnkeptNoSource, m.Watch(memory(t, 1)).Why)
+		require.Zero(t, f.Next(make([]hca.Event, 4)), "it may be read, and holds nothing new")
+		require.Contains(t, m.String(), "closed")
+	})
+}
+
+// Who wants to be woken is, soon, and once for many events at most so often.
+func TestWake(t *testing.T) {
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		woken := make(chan struct{}, 1)
+		f, err := m.Subscribe(func() {
+			select {
+			case woken <- struct{}{}:
+			default:
+			}
+		})
+		require.NoError(t, err)
+		defer f.Close()
+		for range 100 {
+			munmap(t, memory(t, 1))
+			for mine := false; !mine; {
+				select {
+				case <-woken:
+				case <-time.After(10 * time.Second):
+					t.Fatal("nobody was woken")
+				}
+				var buf [16]hca.Event
+				for n := f.Next(buf[:]); n > 0; n = f.Next(buf[:]) {
+					mine = true
+				}
+			}
+		}
+	})
+}
+
+// A process that is killed leaves nothing in the kernel.
+func TestKilled(t *testing.T) {
+	if os.Getenv("HOLDFAST_BPF_VICTIM") != "" {
+		m := start(t, Config{})
+		os.Stdout.WriteString("\nready " + m.String() + "\n")
+		select {}
+	}
+	require.NoError(t, start(t, Config{}).Close())
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKilled$", "-test.timeout=60s")
+	cmd.Env = append(os.Environ(), "HOLDFAST_BPF_VICTIM=1")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "ready") {
+	}
+	require.Contains(t, lines.Text(), "programs in the kernel")
+	with := programs(t)
+	require.GreaterOrEqual(t, with, 2)
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	// The kernel frees them some time after the process has ended.
+	require.Eventually(t, func() bool { return programs(t) <= with-2 }, 10*time.Second, time.Millisecond)
+}
