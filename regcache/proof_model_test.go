@@ -173,10 +173,16 @@ func (m *cacheModel) invalidate(g hca.Range, held bool) {
 }
 
 // register answers whether the new one fits, whether its memory was touched
-// meanwhile, and the error.
-func (m *cacheModel) register(g hca.Range, a hca.Access, last bool) (fits, touched bool, err error) {
+// meanwhile, and the error. It tries again if something could be given back, or
+// if another number of registrations is gone than was to be expected.
+func (m *cacheModel) register(g hca.Range, a hca.Access, keep, last bool) (fits, touched bool, err error) {
 	bytes := g.Pages(pg).Len
-	m.makeRoom(1, bytes)
+	gone := m.want.Deregistrations
+	evictions := m.want.Evictions
+	if keep {
+		m.makeRoom(1, bytes)
+	}
+	gone += m.want.Evictions - evictions
 	if fits = m.fits(1, bytes); !fits && !last {
 		return false, false, nil
 	}
@@ -201,7 +207,7 @@ func (m *cacheModel) register(g hca.Range, a hca.Access, last bool) (fits, touch
 			return false, false, err
 		}
 		m.replay()
-		freed, n := uint64(0), 0
+		before, freed, n := m.want.Deregistrations, uint64(0), uint64(0)
 		for n == 0 || freed < bytes {
 			r := m.evictOldest()
 			if r == nil {
@@ -210,9 +216,10 @@ func (m *cacheModel) register(g hca.Range, a hca.Access, last bool) (fits, touch
 			n++
 			freed += r.pinned
 		}
-		if n == 0 {
+		if n == 0 && gone == before {
 			return false, false, err
 		}
+		gone = before + n
 		m.want.Retries++
 	}
 }
@@ -238,7 +245,7 @@ func (m *cacheModel) attempt(g hca.Range, a hca.Access, held bool, once hca.Unke
 		case hca.MemOwned:
 			r.check = checkCounter
 		}
-		fits, touched, err := m.register(g, a, last)
+		fits, touched, err := m.register(g, a, w.Why == hca.KeptAllRight, last)
 		if err != nil || !fits && !last {
 			return nil, err
 		}
