@@ -297,7 +297,7 @@ func TestC21_ChildrenUnderLoad(t *testing.T) {
 		}
 		together(t, load, func() error {
 			defer over.Store(true)
-			for range underRace(rounds(500), 4) {
+			for range underRace(rounds(300), 3) {
 				out, err := exec.Command(ls, "-l", "/proc/self/fd").Output()
 				if err != nil {
 					return err
