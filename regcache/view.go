@@ -24,6 +24,7 @@ type View struct {
 	last   int    // slot of the last hit
 	recall uint64 // the cache's recall count that was heeded
 	hits   uint64 // not told to the cache yet
+	closed bool
 	slots  [viewSlots]viewSlot
 }
 
@@ -52,8 +53,8 @@ func (c *Cache) NewView(name string) (*View, error) {
 	return v, nil
 }
 
-// Get is Cache.Get; errors the same. The Region is the endpoint's until
-// View.Release.
+// Get is Cache.Get; errors the same, and hca.ErrClosed after Close. The Region is
+// the endpoint's until View.Release.
 func (v *View) Get(g hca.Range, a hca.Access) (*Region, error) {
 	return v.lookUp(g.Addr, g.Len, a, nil)
 }
@@ -125,11 +126,21 @@ func (v *View) lookFurther(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Reg
 			return r, nil
 		}
 	}
-	r, err := c.lookUp(addr, n, a, p)
-	if err == nil {
-		v.keep(r)
+	if v.closed {
+		return nil, &hca.OpError{Op: "get", Device: v.name, Range: hca.Range{Addr: addr, Len: n}, Detail: "the View was closed", Err: hca.ErrClosed}
 	}
-	return r, err
+	r := c.hit(addr, end, a, maxProbes)
+	if r == nil {
+		v.Drop() // what this View holds must not be what there is no room for, nor keep neighbours from merging
+		var err error
+		if r, err = c.lookUp(addr, n, a, p); err != nil {
+			return nil, err
+		}
+	} else {
+		r.traceGet()
+	}
+	v.keep(r)
+	return r, nil
 }
 
 // keep puts a Region that the cache has just given into a slot, in the place of
@@ -201,12 +212,13 @@ func (v *View) Close() error {
 	if out > 0 {
 		return &hca.OpError{Op: "close view", Device: v.name, Detail: fmt.Sprintf("%d Regions are out", out), Err: hca.ErrBusy, Hint: "release them first"}
 	}
+	if v.closed {
+		return &hca.OpError{Op: "close view", Device: v.name, Err: hca.ErrClosed}
+	}
+	v.closed = true
 	v.Drop()
 	v.c.mu.Lock()
 	defer v.c.mu.Unlock()
-	if _, open := v.c.views[v]; !open {
-		return &hca.OpError{Op: "close view", Device: v.name, Err: hca.ErrClosed}
-	}
 	delete(v.c.views, v)
 	return nil
 }

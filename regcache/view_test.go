@@ -156,6 +156,30 @@ func TestViewErrors(t *testing.T) {
 	require.ErrorIs(t, err, hca.ErrClosed)
 }
 
+// What a View holds is not in its own way: not when keys are short, and not when
+// neighbours are to be merged. Closed, it serves nobody.
+func TestViewIsNotInItsOwnWay(t *testing.T) {
+	c, b, _ := rig(t, hca.MemOwned, Config{})
+	b.onRegister = func(hca.Range, hca.Access) error {
+		if live, _, _ := b.counts(); live >= viewSlots {
+			return hca.ErrNoKeys
+		}
+		return nil
+	}
+	v := mustView(t, c, "v")
+	for i := range uint64(64) {
+		v.Release(viewGet(t, v, at(i*2, 1), 0))
+	}
+	b.onRegister = nil
+	for i := range uint64(64) {
+		v.Release(viewGet(t, v, at(1000+i, 1), 0))
+	}
+	require.NotZero(t, c.Stats().Merges)
+	require.NoError(t, v.Close())
+	_, err := v.Get(at(0, 1), 0)
+	require.ErrorIs(t, err, hca.ErrClosed)
+}
+
 // Views and plain Gets against events and evictions; the books balance.
 func TestViewStorm(t *testing.T) {
 	c, b, m := rig(t, hca.MemForeign, Config{MaxRegions: 12})
