@@ -19,8 +19,12 @@ type call struct {
 	look func(b *builder)
 }
 
-// causeBrk is no hca.Cause: how far the heap goes is found out later.
-const causeBrk = 64
+// Two that are no hca.Cause. What they stand for is found out when the slot is
+// taken: how far the heap goes, and whether the file is mapped at all.
+const (
+	causeBrk  = 64
+	causeFile = 65
+)
 
 const (
 	shmRemap  = 0x4000     // SHM_REMAP, sys/shm.h
@@ -111,12 +115,14 @@ func calls() []call {
 			b.add(asm.Ja.Label("whole"))
 		}},
 		{"ftruncate", unix.SYS_FTRUNCATE, func(b *builder) {
-			b.cause(hca.CauseDiscard)
+			b.descriptor()
+			b.add(asm.Mov.Imm(asm.R9, causeFile))
 			b.add(asm.Ja.Label("whole"))
 		}},
 		{"fallocate", unix.SYS_FALLOCATE, func(b *builder) {
+			b.descriptor()
 			b.args(asm.R2, 1)
-			b.cause(hca.CauseDiscard)
+			b.add(asm.Mov.Imm(asm.R9, causeFile))
 			b.add(
 				asm.And.Imm(asm.R2, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_COLLAPSE_RANGE|unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_INSERT_RANGE),
 				asm.JEq.Imm(asm.R2, 0, "out"), asm.Ja.Label("whole"),
@@ -257,4 +263,58 @@ func (b *builder) heapEnd() {
 		asm.JGE.Reg(asm.R7, asm.R8, "settle"), // grows
 		asm.Mov.Imm(asm.R9, int32(hca.CauseUnmap)),
 	)
+}
+
+// descriptor keeps the task, in R7, and the first argument for fileMapped.
+func (b *builder) descriptor() {
+	b.args(asm.R1, 0)
+	b.add(
+		asm.StoreMem(asm.RFP, onTask, asm.R7, asm.DWord),
+		asm.LSh.Imm(asm.R1, 32), asm.RSh.Imm(asm.R1, 32), // the kernel takes 32 bits
+		asm.StoreMem(asm.RFP, onReq, asm.R1, asm.DWord),
+	)
+}
+
+// fileMapped is for what changes a file, once the counter is unsettled and the
+// slot, on everything, stands in the table: if nobody has the file mapped
+// there is no event. Who maps it later and registers it finds the slot. (A
+// thread that puts another file behind the descriptor at this very moment
+// could deceive us.)
+func (b *builder) fileMapped() {
+	// The task is read like the rest, through the pointer as a number.
+	b.add(asm.LoadMem(asm.R6, asm.RFP, onTask, asm.DWord))
+	b.follow(asm.R6, b.off.files)
+	b.follow(asm.R6, b.off.fdt)
+	b.add(
+		asm.Mov.Reg(asm.R3, asm.R6), asm.Add.Imm(asm.R3, int32(b.off.maxFDs)),
+		asm.Mov.Imm(asm.R2, 4),
+	)
+	b.read()
+	b.add(
+		asm.LoadMem(asm.R1, asm.RFP, onRead, asm.Word),
+		asm.LoadMem(asm.R2, asm.RFP, onReq, asm.DWord),
+		asm.JGE.Reg(asm.R2, asm.R1, "settle"), // no such descriptor
+	)
+	b.follow(asm.R6, b.off.fds)
+	b.add(asm.LoadMem(asm.R2, asm.RFP, onReq, asm.DWord), asm.LSh.Imm(asm.R2, 3), asm.Add.Reg(asm.R6, asm.R2))
+	b.follow(asm.R6, 0)
+	b.follow(asm.R6, b.off.mapping)
+	b.follow(asm.R6, b.off.mapped)
+	b.add(asm.Mov.Imm(asm.R9, int32(hca.CauseDiscard)))
+}
+
+// follow replaces the address in reg by the pointer that lies off bytes behind
+// it, and goes to "settle" if there is none.
+func (b *builder) follow(reg asm.Register, off int16) {
+	b.add(
+		asm.Mov.Reg(asm.R3, reg), asm.Add.Imm(asm.R3, int32(off)),
+		asm.Mov.Imm(asm.R2, 8),
+	)
+	b.read()
+	b.add(asm.LoadMem(reg, asm.RFP, onRead, asm.DWord), asm.JEq.Imm(reg, 0, "settle"))
+}
+
+// read reads R2 bytes at the kernel's address R3; what cannot be read is 0.
+func (b *builder) read() {
+	b.add(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, onRead), asm.FnProbeReadKernel.Call())
 }

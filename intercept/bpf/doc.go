@@ -36,6 +36,16 @@
 // operation under way is hca.MemUnknown for Watch; all other is hca.MemOwned,
 // whoever mapped it: its end is announced before it comes and settled after.
 //
+// Truncation and hole punching name a file and not a range: they are events
+// over everything, if the file is mapped anywhere, and under way on everything
+// until they return. The same for process_madvise, whose ranges lie in memory
+// that can change after the program has read it.
+//
+// io_uring's own madvise, fallocate and ftruncate pass no entry of a system
+// call; two more programs stand where a request is taken and where it is
+// completed. A request that asks not to be told of its completion
+// (IOSQE_CQE_SKIP_SUCCESS) leaves nothing kept for the life of the monitor.
+//
 // The calling thread is ours if it runs in our address space, so io_uring's
 // workers and children of vfork are. System calls of 32 bits made by a process
 // of 64 count as if they had changed everything.
@@ -43,8 +53,7 @@
 // # What is not seen
 //
 // What another process does to a file that is mapped here; truncation by open
-// with O_TRUNC; operations that io_uring does itself (its madvise, ftruncate
-// and fallocate); and calls that were under way when New was called.
+// with O_TRUNC; and calls that were under way when New was called.
 //
 // # Life and concurrency
 //
@@ -58,6 +67,7 @@
 // new_linux.go how the source starts; kernel_linux.go what it answers;
 // layout_linux.go what is shared with the kernel, table_linux.go and
 // ring_linux.go how it is read; program_linux.go what the programs are,
-// calls_linux.go which system calls they know, calls_linux_amd64.go and
+// calls_linux.go which system calls they know, uring_linux.go the same for
+// io_uring, calls_linux_amd64.go and
 // calls_linux_arm64.go what differs.
 package bpf

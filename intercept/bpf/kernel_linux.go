@@ -33,6 +33,7 @@ type kernel struct {
 	links               []link.Link
 	reader              *ringbuf.Reader
 	workers             sync.WaitGroup
+	ringSeen            bool                   // io_uring's requests are seen
 	deaf                atomic.Pointer[string] // why the bell is not heard any more
 
 	// files guards maps, which Stop closes.
@@ -171,8 +172,11 @@ func (k *kernel) Counts() source.Counts {
 func (k *kernel) String() string {
 	s := "programs in the kernel (bpf) and explicit calls: announces every munmap, mremap, mmap over memory, brk, madvise, shmdt, mprotect and truncation by a system call of this process, before it acts"
 	s += "; not what others do to a shared file, nor open with O_TRUNC"
+	if !k.ringSeen {
+		s += ", nor madvise and truncation by io_uring, which this kernel does not let be traced"
+	}
 	if k.word(atBroken).Load() != 0 {
-		s += fmt.Sprintf("; BROKEN, nothing is kept any more: more than %d operations were under way at once", spilled)
+		s += fmt.Sprintf("; BROKEN, nothing is kept any more: more than %d operations were under way at once, or io_uring was told to discard and not to say when it is done", spilled)
 	}
 	if why := k.deaf.Load(); why != nil {
 		s += "; DEGRADED, memory that went is found out at the next Get only: " + *why

@@ -95,6 +95,7 @@ func open(cfg Config) (k *kernel, err error) {
 	if b.self, err = k.whoami(b); err != nil {
 		return k, err
 	}
+	k.ringSeen = b.off.ring
 	// The exit first: an operation that is announced must be settled.
 	for _, p := range []struct {
 		name, point string
@@ -102,7 +103,12 @@ func open(cfg Config) (k *kernel, err error) {
 	}{
 		{"holdfast_leave", "sys_exit", b.leave()},
 		{"holdfast_enter", "sys_enter", b.enter()},
+		{"holdfast_complete", "io_uring_complete", b.complete()},
+		{"holdfast_submit", "io_uring_submit_req", b.submit()},
 	} {
+		if !b.off.ring && strings.HasPrefix(p.point, "io_uring") {
+			continue
+		}
 		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: p.name, Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: p.point, Instructions: p.ins, License: "GPL"})
 		if err != nil {
 			return k, fmt.Errorf("load program %s: %w", p.name, err)
@@ -145,15 +151,25 @@ func findOffsets() (off offsets, err error) {
 	if err != nil {
 		return off, fmt.Errorf("type information of the kernel: %w", err)
 	}
-	fields := []struct {
+	type field struct {
 		to   *int16
 		path string
-	}{{&off.mm, "task_struct.mm"}, {&off.brk, "mm_struct.brk"}}
+	}
+	fields := []field{
+		{&off.mm, "task_struct.mm"}, {&off.brk, "mm_struct.brk"},
+		{&off.files, "task_struct.files"}, {&off.fdt, "files_struct.fdt"}, {&off.fds, "fdtable.fd"}, {&off.maxFDs, "fdtable.max_fds"},
+		{&off.mapping, "file.f_mapping"}, {&off.mapped, "address_space.i_mmap.rb_root.rb_node"},
+	}
 	if runtime.GOARCH == "amd64" {
-		fields = append(fields, struct {
-			to   *int16
-			path string
-		}{&off.status, "task_struct.thread_info.status"})
+		fields = append(fields, field{&off.status, "task_struct.thread_info.status"})
+	}
+	// A kernel can be built without io_uring, and called the tracepoint
+	// otherwise before 6.3: then these requests are not seen, and String says so.
+	var point *btf.Typedef
+	off.ring = spec.TypeByName("btf_trace_io_uring_submit_req", &point) == nil
+	if off.ring {
+		fields = append(fields, field{&off.opcode, "io_kiocb.opcode"}, field{&off.flags, "io_kiocb.flags"},
+			field{&off.addr, "io_madvise.addr"}, field{&off.length, "io_madvise.len"}, field{&off.advice, "io_madvise.advice"})
 	}
 	for _, f := range fields {
 		path := strings.Split(f.path, ".")
@@ -166,6 +182,9 @@ func findOffsets() (off offsets, err error) {
 			return off, fmt.Errorf("type information of the kernel: no field %s within reach: %w", f.path, ebpf.ErrNotSupported)
 		}
 		*f.to = int16(bytes)
+	}
+	if most := int16(-onReq + onRead); off.ring && (off.addr+8 > most || off.length+8 > most || off.advice+4 > most) {
+		return off, fmt.Errorf("type information of the kernel: io_madvise is longer than %d bytes: %w", most, ebpf.ErrNotSupported)
 	}
 	return off, nil
 }

@@ -15,6 +15,13 @@ type offsets struct {
 	mm     int16 // task_struct.mm
 	brk    int16 // mm_struct.brk
 	status int16 // task_struct.thread_info.status, on amd64
+
+	// The way from a task to the mappings of the file behind a descriptor.
+	files, fdt, fds, maxFDs, mapping, mapped int16
+
+	ring                 bool  // io_uring's are there
+	opcode, flags        int16 // io_kiocb
+	addr, length, advice int16 // io_madvise, which lies at the start of it
 }
 
 // builder writes a program, one instruction after the other.
@@ -72,6 +79,8 @@ const (
 	onStamp = -32
 	onTask  = -40
 	onPos   = -48
+	onRead  = -56
+	onReq   = -96 // 40 bytes
 )
 
 // top is the end of the addresses that a user can have. Higher bits hold a tag
@@ -104,10 +113,10 @@ func (b *builder) tid() {
 	)
 }
 
-// opAt points R2 at slot i of those that the thread in R3 may have.
+// opAt points R2 at slot i of those that the owner in R3 may have.
 func (b *builder) opAt(i int32) {
 	b.add(
-		asm.Mov.Reg(asm.R1, asm.R3), asm.Add.Imm(asm.R1, i),
+		asm.Mov.Reg(asm.R1, asm.R3), asm.RSh.Imm(asm.R1, 8), asm.Xor.Reg(asm.R1, asm.R3), asm.Add.Imm(asm.R1, i),
 		asm.And.Imm(asm.R1, maxOps-1), asm.Mul.Imm(asm.R1, opSize),
 	)
 	b.at(asm.R2, atOps)
@@ -134,15 +143,29 @@ func (b *builder) enter() asm.Instructions {
 	b.add(asm.Ja.Label("out"))
 	for _, c := range calls {
 		b.mark(c.name)
-		b.add(asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.RFP, onLo2, asm.R0, asm.DWord), asm.StoreMem(asm.RFP, onHi2, asm.R0, asm.DWord))
+		b.oneRange()
 		c.look(b)
 	}
-	b.mark("whole")
-	b.add(asm.Mov.Imm(asm.R7, 0), asm.Mov.Imm(asm.R8, -1), asm.Ja.Label("announce"))
-
-	// Here R7 and R8 are the range, R9 the cause.
+	b.whole()
 	b.mark("announce")
 	b.tid()
+	return b.announce()
+}
+
+// oneRange says that there is no second.
+func (b *builder) oneRange() {
+	b.add(asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.RFP, onLo2, asm.R0, asm.DWord), asm.StoreMem(asm.RFP, onHi2, asm.R0, asm.DWord))
+}
+
+// whole is where those come that may change anything.
+func (b *builder) whole() {
+	b.mark("whole")
+	b.add(asm.Mov.Imm(asm.R7, 0), asm.Mov.Imm(asm.R8, -1), asm.Ja.Label("announce"))
+}
+
+// announce is the rest of a program that has found an operation: R7 and R8
+// are the range, R9 the cause, and who does it is on the stack.
+func (b *builder) announce() asm.Instructions {
 	b.count(atCounter, 1)
 	b.add(asm.RSh.Imm(asm.R2, 16), asm.StoreMem(asm.RFP, onStamp, asm.R2, asm.DWord))
 	b.count(atActive, 1)
@@ -173,8 +196,11 @@ func (b *builder) enter() asm.Instructions {
 		asm.LoadMem(asm.R1, asm.RFP, onHi2, asm.DWord), asm.StoreMem(asm.R2, 32, asm.R1, asm.DWord),
 	)
 	b.mark("noted")
-	b.add(asm.JNE.Imm(asm.R9, causeBrk, "ranges"))
+	b.add(asm.JEq.Imm(asm.R9, causeFile, "by_file"), asm.JNE.Imm(asm.R9, causeBrk, "ranges"))
 	b.heapEnd()
+	b.add(asm.Ja.Label("ranges"))
+	b.mark("by_file")
+	b.fileMapped()
 	b.mark("ranges")
 	b.add(asm.JEq.Imm(asm.R8, 0, "second"))
 	b.event()
@@ -253,9 +279,20 @@ func (b *builder) event() {
 func (b *builder) leave() asm.Instructions {
 	b.ins = nil
 	b.mine()
+	b.anyActive()
+	b.tid()
+	return b.settle()
+}
+
+// anyActive goes out if nothing is under way.
+func (b *builder) anyActive() {
 	b.at(asm.R1, atActive)
 	b.add(asm.LoadMem(asm.R1, asm.R1, 0, asm.DWord), asm.JEq.Imm(asm.R1, 0, "out"))
-	b.tid()
+}
+
+// settle is the rest of a program at the end of what may have been an
+// operation: who did it is on the stack.
+func (b *builder) settle() asm.Instructions {
 	b.add(asm.LoadMem(asm.R3, asm.RFP, onTid, asm.DWord))
 	for i := range int32(probes) {
 		b.opAt(i)

@@ -183,12 +183,39 @@ func TestSees_Truncate(t *testing.T) {
 	})
 }
 
+// A file that nobody has mapped takes nothing away, however it is cut: new files
+// are made that way all the time.
+func TestSees_TruncateUnmapped(t *testing.T) {
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		a := memory(t, 1)
+		require.Empty(t, during(t, m, a, func() {
+			fd := memfd(t, 4)
+			require.NoError(t, unix.Ftruncate(fd, 0))
+			require.NoError(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(pageSize)))
+			require.NoError(t, unix.Close(fd))
+			require.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EBADF)
+			require.ErrorIs(t, unix.Ftruncate(-1, 0), unix.EBADF)
+		}))
+	})
+}
+
+// A private mapping of it counts.
+func TestSees_TruncatePrivate(t *testing.T) {
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		fd := memfd(t, 1)
+		a := area(t, 1)
+		mapAt(t, a, unix.MAP_PRIVATE, fd)
+		require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() { require.NoError(t, unix.Ftruncate(fd, 0)) }))
+	})
+}
+
 func TestSees_TruncateByName(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
 		f, err := os.CreateTemp(t.TempDir(), "")
 		require.NoError(t, err)
 		defer f.Close()
-		require.Equal(t, whole(hca.CauseDiscard), during(t, m, hca.Whole, func() { require.NoError(t, unix.Truncate(f.Name(), 0)) }))
+		a := memory(t, 1)
+		require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() { require.NoError(t, unix.Truncate(f.Name(), 0)) }))
 	})
 }
 
