@@ -45,6 +45,7 @@ func TestPins(t *testing.T) {
 		require.Equal(t, start+2*page, pinned(t))
 		require.NoError(t, d.Deregister(two))
 		require.Equal(t, start, pinned(t))
+		require.Zero(t, d.Counters().PinnedNow)
 	})
 }
 

@@ -64,6 +64,24 @@ func TestQueuePairsComeAndGo(t *testing.T) {
 	require.NoError(t, cq.Close())
 }
 
+// What the adapter never completes, since it was destroyed first, is completed
+// by Close: here, a request that it never got.
+func TestCloseCompletesTheRest(t *testing.T) {
+	d := open(t)
+	cq, err := d.NewCQ(8)
+	require.NoError(t, err)
+	q, err := d.NewQP(hca.QPConfig{SendCQ: cq})
+	require.NoError(t, err)
+	qp := q.(*queuePair)
+	qp.send.push(request{id: 5, op: hca.WCRDMARead, quiet: true})
+	cq.(*completionQueue).posted.Add(1)
+	require.NoError(t, q.Close())
+	wc := hcatest.Want(t, cq, 5, hca.WCWRFlushErr)
+	require.Equal(t, hca.WCRDMARead, wc.Op)
+	require.Zero(t, cq.(*completionQueue).posted.Load())
+	require.NoError(t, cq.Close())
+}
+
 // Everything at once on one queue pair, until it is closed under all of it:
 // nobody hangs or touches what is gone, and what was posted completes.
 func TestCloseUnderLoad(t *testing.T) {
