@@ -38,7 +38,7 @@ func TestViewHoldsWhatItUsed(t *testing.T) {
 	}
 	s := c.Stats()
 	require.EqualValues(t, viewSlots, s.Misses)
-	require.Zero(t, s.Hits, "they are the View's until it lets go")
+	require.Less(t, s.Hits, uint64(5*viewSlots), "the rest is the View's until it lets go")
 	v.Drop()
 	require.EqualValues(t, 5*viewSlots, c.Stats().Hits)
 	_, made, _ := b.counts()
@@ -115,8 +115,8 @@ func TestViewRegionDiesWhileOut(t *testing.T) {
 func TestViewIsAskedBack(t *testing.T) {
 	c, _, _ := rig(t, hca.MemOwned, Config{MaxRegions: 4, MaxMerge: 1})
 	v := mustView(t, c, "forgotten")
-	for i := range uint64(4) {
-		v.Release(viewGet(t, v, at(i, 1), 0))
+	for i := range uint64(8) { // the second time they are there, and the View takes them all
+		v.Release(viewGet(t, v, at(i%4, 1), 0))
 	}
 	once := mustGet(t, c, at(100, 1), 0)
 	require.Equal(t, hca.UnkeptLimit, once.UsedOnce(), "they are in use")
