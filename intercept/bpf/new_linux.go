@@ -220,7 +220,12 @@ func offsetOf(t btf.Type, path []string) (uint32, bool) {
 func refused(err error) error {
 	const instead = "; or use intercept.Auto"
 	lock, _ := os.ReadFile("/sys/kernel/security/lockdown") // where there is none, there is no lockdown
+	var verifier *ebpf.VerifierError
 	switch {
+	case errors.As(err, &verifier):
+		// Its word is EACCES or EINVAL, but no right is missing: this kernel
+		// and the program do not fit each other.
+		return startError(fmt.Sprintf("the kernel's verifier refuses a program: %v", err), hca.ErrNotSupported, "report it with the version of the kernel"+instead)
 	case strings.Contains(string(lock), "[confidentiality]"):
 		return startError(fmt.Sprintf("the kernel is locked down (confidentiality), which forbids to trace it: %v", err), hca.ErrAccess, "boot with lockdown=integrity or none"+instead)
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):

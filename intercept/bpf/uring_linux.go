@@ -58,9 +58,11 @@ func (b *builder) submit() asm.Instructions {
 	b.mark("known")
 	b.oneRange()
 	b.add(
-		asm.StoreMem(asm.RFP, onTid, asm.R6, asm.DWord),
-		asm.StoreMem(asm.RFP, onTask, asm.R6, asm.DWord), // not used, but the verifier wants it written
-		asm.StoreMem(asm.RFP, onReq, asm.R6, asm.DWord),
+		// Who owns the slot is the address as a number; to the verifier it is a
+		// pointer until it has been copied as bytes.
+		asm.StoreMem(asm.RFP, onPos, asm.R6, asm.DWord),
+		asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, onTid), asm.Mov.Imm(asm.R2, 8),
+		asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, onPos), asm.FnProbeReadKernel.Call(),
 		asm.LoadMem(asm.R1, asm.R6, b.off.flags, asm.DWord),
 		asm.And.Imm(asm.R1, cqeSkip), asm.JEq.Imm(asm.R1, 0, "announce"),
 	)
