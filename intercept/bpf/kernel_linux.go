@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -116,6 +117,11 @@ func mapping(maps int, addr uint64) (start, end uint64, err error) {
 	return 0, 0, syscall.ENOENT
 }
 
+// rest is how long events may be visible before subscribers are woken once
+// more. It delays when memory that nobody asks for is unpinned, and nothing
+// else: every Get reads the counter.
+const rest = 500 * time.Microsecond
+
 // start has the bell heard.
 func (k *kernel) start(bell func()) {
 	k.workers.Add(1)
@@ -130,8 +136,15 @@ func (k *kernel) start(bell func()) {
 				}
 				return
 			}
-			k.word(atBell).Store(0) // what comes from here on rings again
-			bell()
+			// The bell is not answered at once: whoever unmaps in a loop would
+			// pay for waking us each time, as much as for the call itself.
+			for again := true; again; {
+				seen := k.events.Done()
+				bell()
+				time.Sleep(rest)
+				k.word(atBell).Store(0) // what comes from here on rings
+				again = k.events.Done() != seen
+			}
 		}
 	}()
 }

@@ -5,6 +5,7 @@ package bpf
 import (
 	"bufio"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -146,6 +147,17 @@ func TestWake(t *testing.T) {
 	})
 }
 
+// ready waits until the process that writes out has a monitor; false if it
+// ended without.
+func ready(out io.Reader) bool {
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), "ready programs in the kernel") {
+			return true
+		}
+	}
+	return false
+}
+
 // A process that is killed leaves nothing in the kernel.
 func TestKilled(t *testing.T) {
 	if os.Getenv("HOLDFAST_BPF_VICTIM") != "" {
@@ -159,10 +171,7 @@ func TestKilled(t *testing.T) {
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	for lines.Scan() && !strings.HasPrefix(lines.Text(), "ready") {
-	}
-	require.Contains(t, lines.Text(), "programs in the kernel")
+	require.True(t, ready(out), "the other process got no monitor")
 	with := programs(t)
 	require.GreaterOrEqual(t, with, 2)
 	require.NoError(t, cmd.Process.Kill())

@@ -1,0 +1,168 @@
+//go:build linux && (amd64 || arm64)
+
+package bpf
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept"
+)
+
+// sources are what the costs are compared under.
+var sources = []struct {
+	name string
+	open func() (*intercept.Monitor, error) // nil: nobody watches
+}{
+	{"raw", nil},
+	{"userfaultfd", intercept.Userfault},
+	{"bpf", func() (*intercept.Monitor, error) { return New(Config{}) }},
+}
+
+// under runs body under each source.
+func under(b *testing.B, body func(b *testing.B, m *intercept.Monitor)) {
+	for _, s := range sources {
+		b.Run(s.name, func(b *testing.B) {
+			if s.open == nil {
+				body(b, nil)
+				return
+			}
+			m, err := s.open()
+			if errors.Is(err, hca.ErrAccess) || errors.Is(err, hca.ErrNotSupported) {
+				b.Skip(err)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			body(b, m)
+			if err := m.Close(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+// cpu reports what the processors spent on this process an operation, all
+// threads together: what counts on a machine that does other things as well.
+func cpu(b *testing.B) func() {
+	spent := func() int64 {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			b.Fatal(err)
+		}
+		return u.Utime.Nano() + u.Stime.Nano()
+	}
+	before := spent()
+	return func() { b.ReportMetric(float64(spent()-before)/float64(b.N), "cpu-ns/op") }
+}
+
+func benchMap(b *testing.B) hca.Range {
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(pageSize), rw, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	if err != nil {
+		b.Fatal(err)
+	}
+	*(*byte)(p) = 1
+	return hca.Range{Addr: uint64(uintptr(p)), Len: pageSize}
+}
+
+// BenchmarkMunmap is mmap, a write, Watch where there is a source, and munmap
+// of a page.
+func BenchmarkMunmap(b *testing.B) {
+	under(b, func(b *testing.B, m *intercept.Monitor) {
+		done := cpu(b)
+		for b.Loop() {
+			r := benchMap(b)
+			if m != nil && m.Watch(r).Kind == hca.MemUnknown {
+				b.Fatal("unknown")
+			}
+			if err := unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		done()
+	})
+}
+
+// BenchmarkMadvise discards one watched page, and writes it again.
+func BenchmarkMadvise(b *testing.B) {
+	under(b, func(b *testing.B, m *intercept.Monitor) {
+		r := benchMap(b)
+		if m != nil && m.Watch(r).Kind == hca.MemUnknown {
+			b.Fatal("unknown")
+		}
+		page := bytesOf(r)
+		done := cpu(b)
+		for b.Loop() {
+			if err := unix.Madvise(page, unix.MADV_DONTNEED); err != nil {
+				b.Fatal(err)
+			}
+			page[0] = 1
+		}
+		done()
+		_ = unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)) // the end of the benchmark
+	})
+}
+
+// BenchmarkOtherCall is a system call that is nobody's business.
+func BenchmarkOtherCall(b *testing.B) {
+	under(b, func(b *testing.B, m *intercept.Monitor) {
+		done := cpu(b)
+		for b.Loop() {
+			unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+		}
+		done()
+	})
+}
+
+// BenchmarkOtherProcess is the same call, made while another process has a
+// monitor.
+func BenchmarkOtherProcess(b *testing.B) {
+	run := func(b *testing.B) {
+		done := cpu(b)
+		for b.Loop() {
+			unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+		}
+		done()
+	}
+	b.Run("without", run)
+	b.Run("bpf", func(b *testing.B) {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestKilled$", "-test.timeout=60s")
+		cmd.Env = append(os.Environ(), "HOLDFAST_BPF_VICTIM=1")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			b.Fatal(err)
+		}
+		if !ready(out) {
+			b.Skip("the other process got no monitor")
+		}
+		run(b)
+		b.StopTimer()
+		_ = cmd.Process.Kill() // it waits for nothing else
+		_ = cmd.Wait()
+	})
+}
+
+// BenchmarkWatch asks what memory needs that is known already.
+func BenchmarkWatch(b *testing.B) {
+	under(b, func(b *testing.B, m *intercept.Monitor) {
+		if m == nil {
+			b.Skip("nobody to ask")
+		}
+		r := benchMap(b)
+		done := cpu(b)
+		for b.Loop() {
+			if m.Watch(r).Kind == hca.MemUnknown {
+				b.Fatal("unknown")
+			}
+		}
+		done()
+	})
+}
