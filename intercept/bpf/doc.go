@@ -7,10 +7,13 @@
 // Compared with userfaultfd ([intercept.Userfault]): nobody who unmaps waits
 // for anybody, a hit needs no probe, discards are known to be over when they
 // are, nothing need be watched page by page, and shmdt, mprotect and
-// truncation are seen. The price: the process has to be allowed to trace the
-// kernel, and every system call of every process on the machine becomes slower
-// by some tens of nanoseconds as long as the monitor lives, because the
-// programs look at the calling thread before they know whose it is.
+// truncation are seen. A page discarded and written anew cost 3.1 us of
+// processor time under this source, 16.7 us under userfaultfd and 3.0 us under
+// none (BenchmarkMadvise, Linux 6.18, virtual machine of 2 processors). The
+// price: the process has to be allowed to trace the kernel, and as long as the
+// monitor lives every system call of every process on the machine takes the
+// kernel's slow way in and out and asks the programs whose it is: 0.33 us
+// instead of 0.16 us for the shortest there is (BenchmarkOtherProcess).
 //
 // # Why raw tracepoints
 //

@@ -370,3 +370,38 @@ func forkUnmap(addr, length uintptr) int {
 	}
 	return int(pid)
 }
+
+// Pages of one mapping are moved into another. The call is announced whether
+// it can do anything or not; here it cannot, there is no descriptor.
+func TestSees_UserfaultMove(t *testing.T) {
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		a := memory(t, 1)
+		ioctl := func(cmd uintptr) unix.Errno {
+			_, _, errno := unix.Syscall(unix.SYS_IOCTL, ^uintptr(0), cmd, 0)
+			return errno
+		}
+		require.Equal(t, whole(hca.CauseRemap), during(t, m, a, func() { require.Equal(t, unix.EBADF, ioctl(uffdMove)) }))
+		require.Empty(t, during(t, m, a, func() { require.Equal(t, unix.EBADF, ioctl(uffdMove+1)) }))
+		kept(t, m, a)
+	})
+}
+
+// What is opened anew and cut by that: the name says nothing at the entry.
+func TestDoesNotSee_OpenTruncate(t *testing.T) {
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		f, err := os.CreateTemp(t.TempDir(), "")
+		require.NoError(t, err)
+		defer f.Close()
+		require.NoError(t, f.Truncate(int64(pageSize)))
+		a := area(t, 1)
+		mapAt(t, a, anyFile, int(f.Fd()))
+		require.Empty(t, during(t, m, a, func() {
+			g, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_TRUNC, 0)
+			require.NoError(t, err)
+			require.NoError(t, g.Close())
+		}))
+		info, err := f.Stat()
+		require.NoError(t, err)
+		require.Zero(t, info.Size(), "the page stayed")
+	})
+}
