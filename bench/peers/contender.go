@@ -12,6 +12,11 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
+// newContender is a contender that does its jobs by command; nil: it cannot.
+func newContender(name, about string, command ...string) *contender {
+	return &contender{name: name, about: about, command: command, lacks: map[string]bool{}, results: map[string][]measurement{}}
+}
+
 // contender is one cache, on one kind of memory where that makes a difference.
 type contender struct {
 	name    string   // in tables and names of benchmarks
@@ -20,8 +25,9 @@ type contender struct {
 	ours    bool
 	slow    bool                     // a get takes far longer: it gets a tenth of the iterations
 	does    func(job) bool           // nil: everything
-	absent  string                   // why it cannot run here; empty: it can
+	absent  string                   // why it cannot run here, or not do all; empty: it can
 	results map[string][]measurement // by job.name, one a round
+	lacks   map[string]bool          // the names of jobs that it answered "absent" to
 	failed  error                    // the first failure
 }
 
@@ -83,7 +89,7 @@ func (c *contender) ask(ctx context.Context) {
 
 // run does one job once and keeps what came out.
 func (c *contender) run(ctx context.Context, j job) {
-	if c.absent != "" || c.failed != nil || c.does != nil && !c.does(j) {
+	if c.command == nil || c.failed != nil || c.lacks[j.name()] || c.does != nil && !c.does(j) {
 		return
 	}
 	if c.slow {
@@ -101,6 +107,7 @@ func (c *contender) run(ctx context.Context, j job) {
 	for _, f := range lines {
 		if f[0] == "absent" {
 			c.absent = strings.Join(f[1:], " ")
+			c.lacks[j.name()] = true
 			return
 		}
 		if err := m.take(f); err != nil {

@@ -44,8 +44,9 @@ func doesOurs(kind string) func(job) bool {
 // ourContenders are our contenders as processes of the program self.
 func ourContenders(self string) (all []*contender) {
 	for _, k := range kinds {
-		all = append(all, &contender{name: k.name, about: k.about, ours: true, slow: k.slow, does: doesOurs(k.name),
-			command: []string{self, asOurs, k.name}, results: map[string][]measurement{}})
+		c := newContender(k.name, k.about, self, asOurs, k.name)
+		c.ours, c.slow, c.does = true, k.slow, doesOurs(k.name)
+		all = append(all, c)
 	}
 	return all
 }

@@ -31,8 +31,9 @@ var peers = []peer{
 
 // peerAs is a contender of another's: a program like those in the folder c.
 func peerAs(name, program string) *contender {
-	return &contender{name: name, about: name, command: []string{program}, results: map[string][]measurement{},
-		does: func(j job) bool { return j.churn != churnSame && j.churn != churnOther }}
+	c := newContender(name, name, program)
+	c.does = func(j job) bool { return j.churn != churnSame && j.churn != churnOther }
+	return c
 }
 
 // build compiles the peer's program into dir. A peer whose package is not there
@@ -42,12 +43,12 @@ func (p peer) build(ctx context.Context, dir string) *contender {
 	c := peerAs(p.name, bin)
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
-		c.absent = "no gcc; apt install gcc " + p.install
+		c.command, c.absent = nil, "no gcc; apt install gcc "+p.install
 		return c
 	}
 	look := exec.CommandContext(ctx, gcc, "-E", "-include", "unistd.h", "-include", p.header, "-x", "c", os.DevNull)
 	if err := look.Run(); err != nil {
-		c.absent = fmt.Sprintf("<%s> is not installed; apt install %s", p.header, p.install)
+		c.command, c.absent = nil, fmt.Sprintf("<%s> is not installed; apt install %s", p.header, p.install)
 		return c
 	}
 	args := []string{"-O2", "-Wall", "-Wextra", "-o", bin, filepath.Join(dir, "c", p.source)}

@@ -175,6 +175,8 @@ func (r *report) notes(w io.Writer) {
 		switch {
 		case c.failed != nil:
 			fmt.Fprintf(t, "%s\tFAILED: %v\n", c.name, c.failed)
+		case c.absent != "" && len(c.results) > 0:
+			fmt.Fprintf(t, "%s\t%s; some of it absent: %s\n", c.name, c.about, c.absent)
 		case c.absent != "":
 			fmt.Fprintf(t, "%s\tabsent: %s\n", c.name, c.absent)
 		default:
