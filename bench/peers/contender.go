@@ -108,6 +108,9 @@ func (c *contender) run(ctx context.Context, j job) {
 		if f[0] == "absent" {
 			c.absent = strings.Join(f[1:], " ")
 			c.lacks[j.name()] = true
+			if j.churn == churnNone { // then there is nothing that it could do
+				c.command = nil
+			}
 			return
 		}
 		if err := m.take(f); err != nil {
