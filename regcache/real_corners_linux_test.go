@@ -61,7 +61,7 @@ func TestReal_Bystanders(t *testing.T) {
 				return err
 			}
 			// A short run can be over before a bystander had his turn.
-			for round := 0; round < underRace(rounds(1000), 5) || got.Load() == 0; round++ {
+			for round := 0; round < underRace(rounds(1000), 2) || got.Load() == 0; round++ {
 				g := part(rnd)
 				var err error
 				switch round % 4 {

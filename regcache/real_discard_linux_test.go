@@ -110,7 +110,7 @@ func TestC3_GetsAllTheWhile(t *testing.T) {
 	inWorlds(t, 2*time.Minute, nil, []world{foreign, oneChannel, owned, strict, trusting}, regcache.Config{}, func(t *testing.T, k *kit) {
 		n := rounds(2000)
 		if k.name == foreign.name {
-			n = underRace(rounds(20_000), 8)
+			n = underRace(rounds(20_000), 2)
 		}
 		l := k.newLink(t, page)
 		mon, _ := k.mon.(*intercept.Monitor)

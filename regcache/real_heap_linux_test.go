@@ -37,12 +37,12 @@ func TestC4_GoHeap(t *testing.T) {
 				inWorlds(t, 2*time.Minute, env, ws, regcache.Config{MaxRegions: 40}, func(t *testing.T, k *kit) {
 					n := rounds(600)
 					if k.name == foreign.name {
-						n = underRace(rounds(10_000), 5)
+						n = underRace(rounds(10_000), 2)
 					}
 					goHeap(t, k, held, n)
 				})
 				if !held { // with room enough to remember what is gone
-					inWorlds(t, time.Minute, env, []world{trusting}, regcache.Config{}, func(t *testing.T, k *kit) { goHeap(t, k, held, 1000) })
+					inWorlds(t, time.Minute, env, []world{trusting}, regcache.Config{}, func(t *testing.T, k *kit) { goHeap(t, k, held, max(rounds(1000), 300)) })
 				}
 			})
 		}

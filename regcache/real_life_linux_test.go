@@ -183,7 +183,7 @@ func TestC13_BackendTouchesMemory(t *testing.T) {
 // registration, dropped once.
 func TestC16_TwoThreadsOneBuffer(t *testing.T) {
 	inWorlds(t, time.Minute, nil, []world{foreign, owned, odpWhole, odpRange}, regcache.Config{}, func(t *testing.T, k *kit) {
-		n := underRace(rounds(1_000_000), 20)
+		n := underRace(rounds(1_000_000), 6)
 		mapping := hca.Range{Addr: place(12), Len: 16 * page}
 		k.mapAt(t, memories[0], mapping, isFree)
 		l := k.newLink(t, 16*page)
@@ -224,7 +224,7 @@ func TestC19_UnmapsWithoutGet(t *testing.T) {
 		for k.cache.Stats().Regions == 0 {
 			require.NoError(t, l.use(k.cache, mine))
 		}
-		n := underRace(rounds(40_000), 4)
+		n := underRace(rounds(40_000), 2)
 		other := hca.Range{Addr: place(14), Len: page}
 		churn := func(n int) {
 			for range n {
@@ -297,7 +297,7 @@ func TestC21_ChildrenUnderLoad(t *testing.T) {
 		}
 		together(t, load, func() error {
 			defer over.Store(true)
-			for range underRace(rounds(300), 3) {
+			for range underRace(rounds(300), 2) {
 				out, err := exec.Command(ls, "-l", "/proc/self/fd").Output()
 				if err != nil {
 					return err

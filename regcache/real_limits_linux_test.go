@@ -157,7 +157,7 @@ func TestC33_ManyBuffers(t *testing.T) {
 	const most = 100
 	inWorlds(t, 2*time.Minute, nil, []world{foreign, owned, odpRange, alone}, regcache.Config{MaxRegions: most}, func(t *testing.T, k *kit) {
 		l := k.newLink(t, page)
-		n := underRace(rounds(30_000), 5)
+		n := underRace(rounds(30_000), 2)
 		const chunk = 64
 		var heap uint64
 		var maps int

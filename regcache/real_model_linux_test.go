@@ -563,7 +563,7 @@ func TestModel_RealMemory(t *testing.T) {
 	}
 	inWorlds(t, limit, nil, ws, regcache.Config{}, func(t *testing.T, k *kit) {
 		require.NoError(t, flag.Set("rapid.nofailfile", "true"))
-		require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(underRace(rounds(20), 3))))
+		require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(underRace(rounds(20), 2))))
 		var n modelCounts
 		check := func() {
 			rapid.Check(t, func(t *rapid.T) { runModel(t, k, &n) })

@@ -24,7 +24,7 @@ func TestC34_OnDemandForEver(t *testing.T) {
 	inWorlds(t, time.Minute, nil, odpWorlds, regcache.Config{}, func(t *testing.T, k *kit) {
 		l := k.newLink(t, page)
 		g := hca.Range{Addr: place(24), Len: page}
-		n := underRace(rounds(100_000), 10)
+		n := underRace(rounds(100_000), 3)
 		var heap, maps, live int
 		var first regcache.Stats
 		for i := range n {
@@ -67,7 +67,7 @@ func TestC36_PrefetchAgainstDiscards(t *testing.T) {
 		mine := hca.Range{Addr: g.Addr + 100*page, Len: 16 * page} // nobody discards these
 		r := k.get(t, g, allWays)
 		var over atomic.Bool
-		n := underRace(rounds(1500), 5)
+		n := underRace(rounds(1500), 2)
 		together(t, func() error {
 			defer over.Store(true)
 			for i := range n {

@@ -148,16 +148,20 @@ func childEnv(more ...string) []string {
 	return env
 }
 
-// rounds is n, or a tenth of it if the run is to be short.
+// rounds is n, or a tenth of it if the run is to be short, or a third under the
+// race detector, which makes everything several times slower.
 func rounds(n int) int {
-	if os.Getenv(shortVar) != "" {
+	switch {
+	case os.Getenv(shortVar) != "":
 		return max(n/10, 10)
+	case raceDetector:
+		return max(n/3, 10)
 	}
 	return n
 }
 
-// underRace is n, or its share if the race detector, which makes everything
-// several times slower, is in the build.
+// underRace is n, or a share of it under the race detector: for loops that take
+// seconds without.
 func underRace(n, share int) int {
 	if raceDetector {
 		return max(n/share, 10)

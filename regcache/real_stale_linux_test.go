@@ -48,7 +48,7 @@ func TestC1_SameAddress(t *testing.T) {
 				k.unmap(t, mapping)
 			}
 		}
-		loop(memories[0], shapes[3], underRace(rounds(1000), 4))
+		loop(memories[0], shapes[3], underRace(rounds(1000), 2))
 		for _, m := range memories {
 			for _, s := range shapes {
 				loop(m, s, rounds(20))
@@ -195,7 +195,7 @@ func TestC9_TakenOver(t *testing.T) {
 			inWorlds(t, 2*time.Minute, env, []world{foreign, oneChannel, owned, ownedBoth, strict, alone, trusting}, regcache.Config{}, func(t *testing.T, k *kit) {
 				n := rounds(1000)
 				if k.name == foreign.name || k.name == inKernel.name { // 10^5 rounds of both together
-					n = underRace(rounds(50_000), 10)
+					n = underRace(rounds(50_000), 3)
 				}
 				takeOver(t, k, n)
 			})
