@@ -357,6 +357,10 @@ func (p *program) step(o op) error {
 			if errors.Is(err, unix.ENOMEM) { // not the last page of its mapping in the kernel's eyes
 				return nil
 			}
+			if errors.Is(err, unix.EFAULT) && p.crowd && p.k.seesAll() { // watched in part, as above
+				p.counts.refused.Add(1)
+				return nil
+			}
 			return err
 		}
 		// What was cached of it is still good.
