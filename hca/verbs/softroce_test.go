@@ -64,7 +64,8 @@ func TestSoftRoCEOwnMemory(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPair(t, d, page)
+			p := newPair(t, d, 3*page)
+			p.dst = newBuffer(t, d, 4*page, everything) // it has room: the peer does nothing wrong
 			require.NoError(t, p.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.RDMAWrite, SGE: wrong(t, p), Remote: p.dst.remote()}))
 			wc := hcatest.Next(t, p.x.SendCQ)
 			require.EqualValues(t, 1, wc.ID)
