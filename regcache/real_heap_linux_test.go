@@ -42,7 +42,7 @@ func TestC4_GoHeap(t *testing.T) {
 					goHeap(t, k, held, n)
 				})
 				if !held { // with room enough to remember what is gone
-					inWorlds(t, time.Minute, env, []world{trusting}, regcache.Config{}, func(t *testing.T, k *kit) { goHeap(t, k, held, max(rounds(1000), 300)) })
+					inWorlds(t, time.Minute, env, []world{trusting}, regcache.Config{}, func(t *testing.T, k *kit) { goHeap(t, k, held, 1000) })
 				}
 			})
 		}
