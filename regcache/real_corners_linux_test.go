@@ -207,7 +207,7 @@ func TestReal_StrangePlaces(t *testing.T) {
 		require.NoError(t, err)
 		places := []hca.Range{
 			hca.RangeOf(shared), hca.RangeOf(private), hca.RangeOf(none),
-			{Addr: 0, Len: 1}, {Addr: 1, Len: 2 * page}, {Addr: 1 << 47, Len: page},
+			{Addr: 0, Len: 1}, {Addr: 1, Len: 2 * page}, {Addr: 1 << 47, Len: page}, {Addr: ^uint64(0) - page, Len: page},
 			{Addr: 0xffff800000000000, Len: page}, {Addr: 1<<47 - 2*page, Len: 3 * page},
 			{Addr: place(32), Len: 1 << 40}, {Addr: place(32), Len: 1<<30 + 1},
 		}
