@@ -147,7 +147,7 @@ func TestLogHandlerMayDoAnything(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	require.Positive(t, lines["registered"])
-	require.Equal(t, 1, lines["the log was too slow: lines are missing"])
+	require.Positive(t, lines["the log was too slow: lines are missing"], "once for each time that it fell behind")
 	b.live = nil // the one that would not go
 }
 
