@@ -100,9 +100,9 @@ func (d *device) tryODP(page uint64, trust bool) ([]string, error) {
 		case err != nil:
 			return nil, err
 		case !ran:
-			notes = append(notes, "which was not proved: no transfer went through")
+			notes[0] += " (not proved: no transfer went through)"
 		case !right && trust:
-			notes = append(notes, "WRONG except for whole pages, and trusted all the same")
+			notes[0] += " (right for whole pages only, and trusted all the same)"
 		case !right:
 			*odp = hca.ODPCaps{}
 			return []string{"no on-demand paging: this kernel's moves bytes to wrong places and was ruled out"}, nil
