@@ -148,14 +148,14 @@ func childEnv(more ...string) []string {
 	return env
 }
 
-// rounds is n, or a tenth of it if the run is to be short, or a third under the
+// rounds is n, or a tenth of it if the run is to be short, or a sixth under the
 // race detector, which makes everything several times slower.
 func rounds(n int) int {
 	switch {
 	case os.Getenv(shortVar) != "":
 		return max(n/10, 10)
 	case raceDetector:
-		return max(n/3, 10)
+		return max(n/6, 10)
 	}
 	return n
 }

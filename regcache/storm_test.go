@@ -34,8 +34,11 @@ func run(t *testing.T, d time.Duration, fs ...func(stop <-chan struct{})) {
 }
 
 func stormTime(t *testing.T, full time.Duration) time.Duration {
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		return full / 10
+	case debugging:
+		return full / 3
 	}
 	return full
 }
@@ -91,7 +94,7 @@ func TestC15_EvictionAgainstUnmap(t *testing.T) {
 func TestC16_OneBufferTwoGoroutines(t *testing.T) {
 	c, b, _ := rig(t, hca.MemOwned, Config{})
 	n := 1_000_000
-	if testing.Short() {
+	if testing.Short() || debugging { // tracing makes each ten times as dear
 		n /= 10
 	}
 	f := func(<-chan struct{}) {
@@ -157,7 +160,7 @@ func TestC20_CloseUnderLoad(t *testing.T) {
 func TestC33_DistinctBuffers(t *testing.T) {
 	c, b, _ := rig(t, hca.MemOwned, Config{MaxRegions: 1000})
 	n := uint64(1_000_000)
-	if testing.Short() {
+	if testing.Short() || debugging {
 		n /= 10
 	}
 	var heap [2]uint64
