@@ -26,8 +26,7 @@ import (
 // for anybody else: who joined a flight takes what was published, or makes his
 // own.
 type flight struct {
-	want   hca.Range      // what the caller asked for
-	reg    hca.Range      // the same in whole pages as a rule
+	reg    hca.Range      // what the caller asked for, in whole pages as a rule
 	access hca.Access     // what the caller asked for
 	held   unsafe.Pointer // Go heap memory to keep alive, or nil
 	once   hca.Unkept     // a reason known beforehand not to keep it

@@ -112,13 +112,13 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 				return r, nil
 			}
 			if try >= maxTries+int(g.Len>>triesShift) {
-				return c.flyLocked(&flight{want: g, reg: reg, access: a, held: held, once: hca.UnkeptUnsettled})
+				return c.flyLocked(&flight{reg: reg, access: a, held: held, once: hca.UnkeptUnsettled})
 			}
 			continue
 		}
 		f := c.flights[reg]
 		if f == nil || !f.access.Has(a) || joined == 2 {
-			return c.flyLocked(&flight{want: g, reg: reg, access: a, held: held, shared: f == nil && c.keepable(held)})
+			return c.flyLocked(&flight{reg: reg, access: a, held: held, shared: f == nil && c.keepable(held)})
 		}
 		// Somebody registers the same range. What he makes is taken by looking
 		// it up like anybody's, with all the checks; if it cannot be kept it is

@@ -41,13 +41,11 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 		if now.regions+regions <= c.cfg.MaxRegions && now.bytes <= c.cfg.MaxBytes-bytes {
 			return victims
 		}
-		r := c.oldestIdleLocked()
+		r := c.evictLocked()
 		if r == nil {
 			c.recallLocked()
 			return victims
 		}
-		c.dieLocked(r)
-		c.count.evictions++
 		freed.regions++
 		freed.bytes += r.pinned()
 		victims = append(victims, r)
@@ -68,14 +66,24 @@ func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 	c.replayLocked()
 	var victims []*Region
 	for freed := uint64(0); len(victims) == 0 || freed < bytes; {
-		r := c.oldestIdleLocked()
+		r := c.evictLocked()
 		if r == nil {
 			break
 		}
-		c.dieLocked(r)
-		c.count.evictions++
 		freed += r.pinned()
 		victims = append(victims, r)
 	}
 	return victims
+}
+
+// evictLocked takes the idle Region that was used longest ago out of look-up and
+// counts it; the caller deregisters it, after it has unlocked. nil if none is
+// idle. Cache.mu is held, and the order has been replayed.
+func (c *Cache) evictLocked() *Region {
+	r := c.oldestIdleLocked()
+	if r != nil {
+		c.dieLocked(r)
+		c.count.evictions++
+	}
+	return r
 }

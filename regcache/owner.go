@@ -17,12 +17,10 @@ func (c *Cache) Trim(bytes uint64) uint64 {
 	freed := uint64(0)
 	c.replayLocked()
 	for freed < bytes {
-		r := c.oldestIdleLocked()
+		r := c.evictLocked()
 		if r == nil {
 			break
 		}
-		c.dieLocked(r)
-		c.count.evictions++
 		freed += r.pinned()
 		victims = append(victims, r)
 	}
@@ -39,9 +37,7 @@ func (c *Cache) Flush() int {
 	victims := c.dead
 	c.dead = nil
 	c.replayLocked()
-	for r := c.oldestIdleLocked(); r != nil; r = c.oldestIdleLocked() {
-		c.dieLocked(r)
-		c.count.evictions++
+	for r := c.evictLocked(); r != nil; r = c.evictLocked() {
 		victims = append(victims, r)
 	}
 	c.mu.Unlock()
