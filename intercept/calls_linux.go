@@ -117,8 +117,9 @@ func (m *Monitor) Remap(r hca.Range, length uint64, flags int, dst uint64) (hca.
 // Advise is madvise(2). The advices that throw pages away (MADV_DONTNEED,
 // MADV_DONTNEED_LOCKED, MADV_FREE, MADV_REMOVE, MADV_GUARD_INSTALL) are
 // announced and settled: memory stays cacheable after them, which it does not
-// if somebody else discards it. Nobody else may discard the same range meanwhile,
-// because that would be taken for settled too. Others go to the kernel as they are.
+// if somebody else discards it. Several may overlap. Nobody else may discard the
+// same range meanwhile without announcing it, because that would be taken for
+// settled too. Others go to the kernel as they are.
 func (m *Monitor) Advise(r hca.Range, advice int) error {
 	var op Op
 	switch advice {

@@ -44,10 +44,12 @@ type kernel struct {
 	scanner *uffd.Scanner // on pagemap
 	cur     cursor        // how far the ring has been applied to known and taint
 	buf     [64]hca.Event
-	known   spans  // mapped without a hole and watched, until an event touches it
-	taint   spans  // a discard was seen, and nothing tells when it was done
-	changed uint64 // times a range changed while learn looked at it
-	noQuery bool   // the kernel has no PROCMAP_QUERY: read the whole list
+	known   spans          // mapped without a hole and watched, until an event touches it
+	taint   spans          // a discard was seen, and nothing tells when it was done
+	ours    []announcement // announced and under way: what is reported of them is no doubt
+	rest    spans          // scratch of doubt
+	changed uint64         // times a range changed while learn looked at it
+	noQuery bool           // the kernel has no PROCMAP_QUERY: read the whole list
 }
 
 const (
@@ -114,16 +116,90 @@ func (k *kernel) apply() {
 			switch ev.Cause {
 			case hca.CauseDiscard:
 				// Still mapped and watched.
-				k.addTaint(lo, hi)
+				k.doubt(lo, hi)
 			case hca.CauseLost:
 				// Any mapping may be another, and any discard may be under
 				// way. New mappings get rid of this in learn.
 				k.known.clear()
-				k.addTaint(lo, hi)
+				k.doubt(lo, hi)
 			default:
 				k.known.cut(lo, hi)
 			}
 		}
+	}
+}
+
+// announcement is a discard that was announced and is under way.
+type announcement struct{ id, lo, hi uint64 }
+
+// announced takes note that a discard of [lo,hi) is announced and about to
+// begin. Until over(id) no report of a discard there raises doubt.
+//
+// Why that is exact, however many announced discards overlap, and in whatever
+// order they begin and end. Call the ranges on the list covered.
+//   - A discard is reported, and the report taken, between its begin and its
+//     end: the kernel lets it go on only when the report has been read. over
+//     applies everything that was taken before it shortens the list. So every
+//     report of an announced discard is applied while its range is covered, by
+//     its own entry, and raises no doubt; who else is on the list, or has left
+//     it, does not matter.
+//   - announced applies everything that was taken before it was called, and
+//     then lengthens the list. So doubt about what others discarded earlier is
+//     entered before that range is covered, and nothing but Settled, or memory
+//     that is mapped anew, takes it out again: no end of an announced discard
+//     touches it.
+//   - Of a covered range nothing is reported, then, but what is announced. So
+//     reports that were lost raise no doubt there either.
+//   - While any discard is under way its range is unknown, because the ledger
+//     has it; after the last end nothing is left of it there nor here.
+//
+// What somebody else discards of a covered range, unannounced, while Begin runs
+// or after it, cannot be told from what was announced and goes unnoticed:
+// Monitor.Advise forbids it.
+//
+// If the reports before cannot be had in time the discard is not put on the
+// list, and its memory is in doubt after it: slower, never wrong.
+func (k *kernel) announced(id, lo, hi uint64) {
+	err := k.delivered()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err != nil || k.ended.Load() {
+		return
+	}
+	k.apply()
+	k.ours = append(k.ours, announcement{id, lo, hi})
+}
+
+// over takes an announced discard off the list when it has returned. If its
+// reports cannot be had in time its range is in doubt.
+func (k *kernel) over(id uint64) {
+	err := k.delivered()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.apply()
+	for i, d := range k.ours {
+		if d.id != id {
+			continue
+		}
+		last := len(k.ours) - 1
+		k.ours[i] = k.ours[last]
+		k.ours = k.ours[:last]
+		if err != nil {
+			k.doubt(d.lo, d.hi)
+		}
+		return
+	}
+}
+
+// doubt marks what of [lo,hi) is not covered by announced discards.
+func (k *kernel) doubt(lo, hi uint64) {
+	k.rest.clear()
+	k.rest.put(lo, hi, 0)
+	for _, d := range k.ours {
+		k.rest.cut(d.lo, d.hi)
+	}
+	for _, s := range k.rest.s {
+		k.addTaint(s.lo, s.hi)
 	}
 }
 
@@ -162,21 +238,9 @@ func (k *kernel) delivered() error {
 	return nil
 }
 
-// tainted gives what of [lo,hi) is in doubt now; all of it if that cannot be
-// told.
-func (k *kernel) tainted(lo, hi uint64) []span {
-	if k.delivered() != nil {
-		return []span{{lo: lo, hi: hi}}
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.apply()
-	return k.taint.within(lo, hi)
-}
-
-// settle takes [lo,hi), all but keep, out of doubt, together with every
-// discard that had been delivered before the call.
-func (k *kernel) settle(lo, hi uint64, keep []span) error {
+// settle takes [lo,hi) out of doubt, together with every discard that had been
+// delivered before the call.
+func (k *kernel) settle(lo, hi uint64) error {
 	err := k.delivered()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -188,9 +252,6 @@ func (k *kernel) settle(lo, hi uint64, keep []span) error {
 	}
 	k.apply()
 	k.taint.cut(lo, hi)
-	for _, s := range keep {
-		k.addTaint(s.lo, s.hi)
-	}
 	return nil
 }
 

@@ -78,7 +78,6 @@ type Op struct {
 	lo, hi uint64
 	cause  hca.Cause
 	owned  []span // what of the range was owned before
-	taint  []span // what of it was in doubt before
 }
 
 // Begin announces that the caller is about to take the memory in r away, or
@@ -102,6 +101,11 @@ type Op struct {
 // Ledger, event and counter change under one lock, which Watch takes too, so
 // nothing falls between the cases. A hit sees the counter, which is raised
 // before Begin returns.
+//
+// Operations may overlap, in place and in time. Memory that several touch is
+// unknown until the last of them ends. Under userfaultfd a discard that was
+// announced leaves no doubt behind, whatever overlapped it (kernel.announced
+// has the argument).
 func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
 	if !r.Valid() {
 		r = hca.Whole
@@ -116,9 +120,6 @@ func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
 	if cause == hca.CauseDiscard && r == hca.Whole {
 		op.cause = hca.CauseOwner // nobody can vouch for all discards there are
 	}
-	if op.cause == hca.CauseDiscard && m.kernel != nil {
-		op.taint = m.kernel.tainted(op.lo, op.hi)
-	}
 	m.own.Lock()
 	op.id = m.own.begin(op.lo, op.hi)
 	if cause == hca.CauseUnmap || cause == hca.CauseRemap {
@@ -127,6 +128,9 @@ func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
 	}
 	m.announce(hca.Event{Range: p, Cause: cause})
 	m.own.Unlock()
+	if op.cause == hca.CauseDiscard && m.kernel != nil {
+		m.kernel.announced(op.id, op.lo, op.hi)
+	}
 	m.ringBell()
 	return op
 }
@@ -159,9 +163,8 @@ func (op Op) finish(own []span) {
 	m.own.Unlock()
 	if op.cause == hca.CauseDiscard && m.kernel != nil {
 		// The kernel reported the discard as well, before this call: it is
-		// done now. What others had discarded before stays doubtful, and if
-		// the report cannot be had in time, this stays doubtful too.
-		_ = m.kernel.settle(op.lo, op.hi, op.taint)
+		// done now.
+		m.kernel.over(op.id)
 	}
 }
 

@@ -95,7 +95,7 @@ func (m *Monitor) Settled(r hca.Range) error {
 		return nil
 	}
 	p := m.pages(r)
-	return m.kernel.settle(p.Addr, p.End(), nil)
+	return m.kernel.settle(p.Addr, p.End())
 }
 
 func unknown(why hca.Unkept) hca.Watch { return hca.Watch{Kind: hca.MemUnknown, Why: why} }

@@ -4,6 +4,7 @@ package intercept
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/bits"
 	"os"
@@ -304,6 +305,117 @@ func TestWatch_OwnDiscard(t *testing.T) {
 		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(a).Why)
 		watched(t, m, part(a, 0, 3))
 		watched(t, m, part(a, 4, 4))
+	})
+}
+
+// Two announced discards that overlap in place, in every order in which their
+// steps can come: none leaves doubt behind, and none takes away what was in
+// doubt before. Each is reported by the kernel as well, in between.
+func TestWatch_OverlappingDiscards(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		const steps = 3 // announced, done, over
+		ranges := [2][2]int{{1, 5}, {4, 5}}
+		orders := 0
+		for order := range 1 << (2 * steps) { // a bit a step: whose it is
+			if bits.OnesCount(uint(order)) != steps {
+				continue
+			}
+			orders++
+			for _, before := range []int{-1, 2, 5, 7} { // the page in doubt before: none, the first's, both's, the second's
+				a := memory(t, 10)
+				watched(t, m, a)
+				if before >= 0 {
+					one := part(a, before, 1)
+					require.NoError(t, rawMadvise(one.Addr, uintptr(one.Len), unix.MADV_DONTNEED))
+				}
+				var ops [2]Op
+				var at [2]int
+				for bit := range 2 * steps {
+					who := order >> bit & 1
+					r := part(a, ranges[who][0], ranges[who][1])
+					switch at[who] {
+					case 0:
+						ops[who] = m.Begin(r, hca.CauseDiscard)
+					case 1:
+						require.NoError(t, rawMadvise(r.Addr, uintptr(r.Len), unix.MADV_DONTNEED))
+						if bit%2 == 0 {
+							settle(t, m)
+							m.kernel.catchUp() // now, or when somebody looks
+						}
+					case 2:
+						ops[who].End()
+					}
+					at[who]++
+					for i := range ops {
+						if at[i] > 0 && at[i] < steps {
+							require.Equal(t, hca.UnkeptUnsettled, m.Watch(part(a, ranges[i][0], ranges[i][1])).Why)
+						}
+					}
+				}
+				for page := range 10 {
+					kind := hca.MemForeign
+					if page == before {
+						kind = hca.MemUnknown
+					}
+					require.Equal(t, kind, m.Watch(part(a, page, 1)).Kind, "order %06b, page %d", order, page)
+				}
+				if before >= 0 {
+					require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(a).Why)
+					require.NoError(t, m.Settled(a))
+				}
+				watched(t, m, a)
+				require.Empty(t, m.kernel.ours)
+				require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
+			}
+		}
+		require.Equal(t, 20, orders)
+	})
+}
+
+// Many at once, by the monitor's own call.
+func TestWatch_OverlappingDiscardsRace(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 16)
+		watched(t, m, a)
+		doubt := part(a, 9, 1)
+		require.NoError(t, rawMadvise(doubt.Addr, uintptr(doubt.Len), unix.MADV_DONTNEED))
+		before := m.Stats().Discards
+		var wg sync.WaitGroup
+		errs := make([]error, 4)
+		for i := range errs {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				for round := range 300 {
+					first := (round*5 + i*3) % 12
+					errs[i] = errors.Join(errs[i], m.Advise(part(a, first, 4), unix.MADV_DONTNEED))
+				}
+			}()
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		require.Equal(t, before+4*300, m.Stats().Discards, "each was reported")
+		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(doubt).Why)
+		watched(t, m, part(a, 0, 9))
+		watched(t, m, part(a, 10, 6))
+	})
+}
+
+// A foreign discard that reaches beyond an announced one is doubt beyond it.
+func TestWatch_ForeignAroundOwnDiscard(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 8)
+		watched(t, m, a)
+		op := m.Begin(part(a, 3, 2), hca.CauseDiscard)
+		require.NoError(t, rawMadvise(a.Addr, uintptr(a.Len), unix.MADV_DONTNEED))
+		op.End()
+		watched(t, m, part(a, 3, 2))
+		for _, page := range []int{0, 2, 5, 7} {
+			require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(part(a, page, 1)).Why)
+		}
+		// It is over: a discard from now on is somebody's.
+		require.NoError(t, rawMadvise(part(a, 4, 1).Addr, uintptr(pageSize), unix.MADV_DONTNEED))
+		require.Equal(t, hca.UnkeptDiscardSeen, m.Watch(part(a, 4, 1)).Why)
 	})
 }
 
