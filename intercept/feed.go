@@ -126,7 +126,8 @@ func (f *feed) Next(buf []hca.Event) int {
 }
 
 // Close ends the feed; wake is not running when it returns and is not called
-// again. ErrClosed the second time.
+// again. The monitor may be closed then, and what Next gives from now on need
+// not be all. ErrClosed the second time.
 func (f *feed) Close() error {
 	f.m.subs.Lock()
 	defer f.m.subs.Unlock()

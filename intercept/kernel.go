@@ -261,7 +261,7 @@ func (k *kernel) knows(lo, hi uint64) bool {
 	defer k.mu.Unlock()
 	k.apply()
 	_, ok := k.known.covers(lo, hi)
-	return ok && !k.taint.touches(lo, hi) && k.fault() == nil
+	return ok && !k.taint.touches(lo, hi) && !k.ended.Load() && k.fault() == nil
 }
 
 // watch is Watch for memory that is not owned; lo and hi are whole pages.

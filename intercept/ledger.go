@@ -178,10 +178,11 @@ func (op Op) wasOwned() bool {
 // Adopt makes r owned memory: the caller promises that its end will be
 // announced by Begin, or comes through this monitor's calls. Pages that r only
 // touches are adopted whole, so r should be whole pages. For a host that maps
-// by its own means. hca.ErrInvalid for a range that is not valid.
+// by its own means. hca.ErrInvalid for a range that is not valid; hca.ErrClosed
+// after Close.
 func (m *Monitor) Adopt(r hca.Range) error {
-	if !r.Valid() {
-		return &hca.OpError{Op: "adopt memory", Range: r, Err: hca.ErrInvalid}
+	if err := m.usable("adopt memory", r); err != nil {
+		return err
 	}
 	p := m.pages(r)
 	m.own.Lock()
@@ -193,10 +194,10 @@ func (m *Monitor) Adopt(r hca.Range) error {
 // Disown takes ownership of r back: from now on it is memory like any other.
 // What was registered of it while it was owned is announced as gone
 // (hca.CauseOwner), because nobody will announce its end any more.
-// hca.ErrInvalid for a range that is not valid.
+// hca.ErrInvalid for a range that is not valid; hca.ErrClosed after Close.
 func (m *Monitor) Disown(r hca.Range) error {
-	if !r.Valid() {
-		return &hca.OpError{Op: "disown memory", Range: r, Err: hca.ErrInvalid}
+	if err := m.usable("disown memory", r); err != nil {
+		return err
 	}
 	p := m.pages(r)
 	m.own.Lock()
@@ -204,6 +205,17 @@ func (m *Monitor) Disown(r hca.Range) error {
 	m.announce(hca.Event{Range: p, Cause: hca.CauseOwner})
 	m.own.Unlock()
 	m.ringBell()
+	return nil
+}
+
+// usable is why an operation on r is refused at sight.
+func (m *Monitor) usable(op string, r hca.Range) error {
+	switch {
+	case !r.Valid():
+		return &hca.OpError{Op: op, Range: r, Err: hca.ErrInvalid}
+	case m.closed.Load():
+		return &hca.OpError{Op: op, Range: r, Err: hca.ErrClosed}
+	}
 	return nil
 }
 

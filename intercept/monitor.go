@@ -159,12 +159,15 @@ func (m *Monitor) Counter() *atomic.Uint64 { return m.counter }
 // counter is the same before and after the call: then the first moment serves
 // for all, because what was under way on a later domain at that moment and was
 // not when its turn came has been counted in between. It makes one raw system
-// call a domain (0.2 us) and allocates nothing.
+// call a domain (0.2 us) and allocates nothing. After Close it is always true:
+// nothing is proven.
 func (m *Monitor) UnderWay(domains uint32) bool {
-	if domains == 0 {
+	switch {
+	case m.closed.Load():
+		return true
+	case domains == 0:
 		return false
-	}
-	if m.source == nil {
+	case m.source == nil:
 		return true
 	}
 	busy := m.source.UnderWay(domains)
@@ -192,8 +195,13 @@ func (m *Monitor) String() string {
 
 // Close ends the monitor: its thread, goroutines and descriptors. hca.ErrBusy,
 // with the count, while feeds are open: a cache must not be left believing a
-// monitor that sees nothing. hca.ErrClosed the second time. Memory mapped
-// through the monitor stays mapped.
+// monitor that sees nothing. hca.ErrClosed the second time.
+//
+// Afterwards nothing is vouched for: the counter is unsettled, UnderWay true,
+// and all memory unknown. What could fail answers hca.ErrClosed, except the
+// calls on memory (Mmap, Munmap and their like) and Begin, which do what they
+// do and tell nobody: memory mapped through the monitor stays mapped, and is
+// unmapped as before.
 func (m *Monitor) Close() error {
 	m.subs.Lock()
 	if m.closed.Load() {

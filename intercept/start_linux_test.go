@@ -74,6 +74,23 @@ func TestStartAndClose(t *testing.T) {
 	})
 }
 
+// Closed with memory that it knew: see closedAnswers.
+func TestClosedUserfault(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		m, err := Userfault()
+		require.NoError(t, err)
+		a := memory(t, 2)
+		watched(t, m, a)
+		b, err := m.Mmap(-1, 0, int(pageSize), rw, private)
+		require.NoError(t, err)
+		closedAnswers(t, m)
+		require.Equal(t, hca.MemUnknown, m.source.Kind(a.Addr, a.End()), "what was known, too")
+		require.NoError(t, m.Madvise(b, unix.MADV_DONTNEED))
+		require.NoError(t, m.Munmap(b))
+		require.ErrorIs(t, m.Munmap(b[1:]), unix.EINVAL)
+	})
+}
+
 // A source that delivers nothing, or not everything, is found out at start and
 // leaves nothing behind. The kernel makes one if it is not asked for events.
 func TestSilentSourceIsRefused(t *testing.T) {

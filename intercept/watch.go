@@ -88,8 +88,8 @@ func (m *Monitor) trusts() bool { return !m.cfg.Strict && (m.source == nil || !m
 // if events kept coming for a second, and nothing changed; hca.ErrClosed after
 // Close.
 func (m *Monitor) Settled(r hca.Range) error {
-	if !r.Valid() {
-		return &hca.OpError{Op: "settle", Range: r, Err: hca.ErrInvalid}
+	if err := m.usable("settle", r); err != nil {
+		return err
 	}
 	if m.kernel == nil {
 		return nil
