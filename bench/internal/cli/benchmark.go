@@ -21,8 +21,15 @@ import (
 // takes that makes progress, since -time bounds it.
 const stuck = time.Minute
 
-// runBenchmarks is bench without a word or with the names of benchmarks.
+// runBenchmarks is bench without a word or with the names of benchmarks. What
+// the device cannot do is left out, unless it was asked for by name: then
+// nothing runs.
 func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog progress) error {
+	for _, backend := range o.backends {
+		if err := g.Lacks(backend); err != nil && o.named {
+			return fmt.Errorf("%s: %w", backend, err)
+		}
+	}
 	sizes := o.msglog.Sizes()
 	machine, system, release, version := host()
 	imb.WriteHead(out, imb.Head{
@@ -40,6 +47,11 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 	busy := busyLine(load(), runtime.NumCPU())
 	r := run{o: o, rig: g, out: out, prog: prog, available: available()}
 	for _, backend := range o.backends {
+		if err := g.Lacks(backend); err != nil {
+			fmt.Fprintf(out, "\n# Backend               : %s: not run, %v\n", backend, err)
+			r.lacking = append(r.lacking, backend)
+			continue
+		}
 		for _, kind := range o.buffers {
 			if err := r.series(backend, kind); err != nil {
 				return fmt.Errorf("%s with %v buffers: %w", backend, kind, err)
@@ -72,6 +84,8 @@ type run struct {
 	wrong int // bytes
 	unrun int // samples for which there was no memory
 
+	lacking []string // backends that the device does not have
+
 	available uint64 // bytes of memory that the machine can give; 0: not known
 }
 
@@ -96,10 +110,14 @@ func busyLine(load float64, cpus int) string {
 
 // skipped says what did not run.
 func (r *run) skipped() string {
-	if r.unrun == 0 {
-		return ""
+	var said []string
+	if r.unrun > 0 {
+		said = append(said, fmt.Sprintf("%d samples did not run for want of memory (out-of-mem).", r.unrun))
 	}
-	return fmt.Sprintf("%d samples did not run for want of memory (out-of-mem).", r.unrun)
+	if len(r.lacking) > 0 {
+		said = append(said, fmt.Sprintf("Not run, because the device cannot: %s.", strings.Join(r.lacking, ", ")))
+	}
+	return strings.Join(said, " ")
 }
 
 // wrap breaks text into lines of at most width bytes where words allow it.

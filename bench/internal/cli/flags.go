@@ -21,6 +21,8 @@ type options struct {
 	iter     imb.Iter
 	iterSet  bool
 	backends []string
+	named    bool // the backends were asked for by name
+	trustODP bool
 	buffers  []memory.Kind
 	device   string
 	secs     float64 // at most for a sample
@@ -43,15 +45,23 @@ flags:
   -msglog min:max   message sizes: 0 and 2^min to 2^max bytes (0:22)
   -iter n,vol       repetitions of a sample, and MiB that it moves at most (1000,40);
                     for stale: rounds of each loop
-  -backend list     of direct, pin, odp (all)
+  -backend list     of direct, pin, odp, odp-whole, odp-windows, odp-range, the last
+                    four also with +prefetch behind; or all (direct,pin,odp)
   -buffers list     of same, fresh, fresh-same-va, pool (all)
   -device name      live: an adapter in software over this process's memory;
                     verbs:NAME: a real adapter, in a build with -tags verbs (live)
+  -trust-odp        use on-demand paging of a real adapter that is right for whole
+                    pages only, as that of Soft-RoCE: buffers here begin at the
+                    beginning of a page (without: it is taken for none)
   -time seconds     that a sample may take: fewer repetitions if need be (0.1)
   -h                this text
 
 backends: direct registers and deregisters for each transfer; pin keeps pinned
-registrations in a cache; odp keeps on-demand ones in a cache.
+registrations in a cache; odp keeps on-demand ones in a cache, of the best kind that
+the device has: one of the whole address space, windows of it, or one a range.
+odp-whole, odp-windows and odp-range force one; +prefetch has the pages of every
+buffer made ready before its transfer; all is every one of these. What the device
+lacks is left out, and named, unless it was asked for by name.
 buffers: same is one buffer; fresh is mapped and unmapped around every repetition;
 fresh-same-va is that, always at one address; pool is more mappings than the cache
 may keep, in turn.
@@ -67,9 +77,10 @@ func parse(args []string) (*options, error) {
 	fs.SetOutput(io.Discard)
 	msglog := fs.String("msglog", imb.DefaultMsgLog.String(), "")
 	iter := fs.String("iter", imb.DefaultIter.String(), "")
-	backend := fs.String("backend", strings.Join(rig.Backends(), ","), "")
+	backend := fs.String("backend", strings.Join(rig.DefaultBackends(), ","), "")
 	buffers := fs.String("buffers", "same,fresh,fresh-same-va,pool", "")
 	fs.StringVar(&o.device, "device", "live", "")
+	fs.BoolVar(&o.trustODP, "trust-odp", false, "")
 	fs.Float64Var(&o.secs, "time", defaultSecs, "")
 
 	var names []string
@@ -100,14 +111,18 @@ func parse(args []string) (*options, error) {
 	if o.iter, err = imb.ParseIter(*iter); err != nil {
 		return nil, fmt.Errorf("-iter: %w", err)
 	}
-	if o.backends, err = rig.ParseBackends(*backend); err != nil {
+	if o.backends, o.named, err = rig.ParseBackends(*backend); err != nil {
 		return nil, fmt.Errorf("-backend: %w", err)
 	}
+	o.named = o.named && set["backend"]
 	if o.buffers, err = memory.ParseKinds(*buffers); err != nil {
 		return nil, fmt.Errorf("-buffers: %w", err)
 	}
 	if err = rig.CheckDevice(o.device); err != nil {
 		return nil, fmt.Errorf("-device: %w", err)
+	}
+	if o.trustODP && o.device == "live" {
+		return nil, errors.New("-trust-odp means nothing for live")
 	}
 	if !(o.secs > 0 && o.secs <= time.Hour.Seconds()) {
 		return nil, fmt.Errorf("-time: %v is not more than 0 and at most 3600 seconds", o.secs)
@@ -121,7 +136,7 @@ func (o *options) setNames(names []string, set map[string]bool) error {
 		if len(names) > 1 {
 			return fmt.Errorf("stale takes no further name, not %q", names[1])
 		}
-		for _, f := range []string{"msglog", "backend", "buffers", "time"} {
+		for _, f := range []string{"msglog", "backend", "buffers", "time", "trust-odp"} {
 			if set[f] {
 				return fmt.Errorf("-%s means nothing for stale", f)
 			}

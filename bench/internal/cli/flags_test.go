@@ -9,6 +9,7 @@ import (
 
 	"example.com/holdfast/bench/internal/imb"
 	"example.com/holdfast/bench/internal/memory"
+	"example.com/holdfast/bench/internal/rig"
 )
 
 func TestDefaults(t *testing.T) {
@@ -23,7 +24,11 @@ func TestFlagsBeforeAndAfterNames(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &options{names: []string{"PingPong"}, msglog: imb.MsgLog{Min: 3, Max: 4},
 		iter: imb.Iter{MsgsPerSample: 7, OverallVol: 8, MsgsNonAggr: 100}, iterSet: true,
-		backends: []string{"pin"}, buffers: []memory.Kind{memory.Pool, memory.Same}, device: "live", secs: 2}, o)
+		backends: []string{"pin"}, named: true, buffers: []memory.Kind{memory.Pool, memory.Same}, device: "live", secs: 2}, o)
+	o, err = parse([]string{"-backend", "all"})
+	require.NoError(t, err)
+	require.Equal(t, rig.AllBackends(), o.backends)
+	require.False(t, o.named)
 	o, err = parse([]string{"stale", "-iter", "3"})
 	require.NoError(t, err)
 	require.True(t, o.stale)
@@ -43,6 +48,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"-iter ten", "-iter"},
 		{"-backend fast", `-backend: "fast" is none of direct, pin, odp`},
 		{"-backend pin,", "-backend"},
+		{"-backend pin+prefetch", `-backend: "pin+prefetch" is none of`},
+		{"-trust-odp", "-trust-odp means nothing for live"},
+		{"stale -trust-odp -device verbs:mlx5_0", "-trust-odp means nothing for stale"},
 		{"-buffers new", "-buffers"},
 		{"-device mlx5_0", "-device"},
 		{"-device verbs:mlx5_0", "-device"},
@@ -71,7 +79,7 @@ func TestHelp(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	require.Zero(t, Main([]string{"-h"}, &stdout, &stderr))
 	require.Empty(t, stderr.String())
-	for _, f := range []string{"-msglog", "-iter", "-backend", "-buffers", "-device", "-time", "stale"} {
+	for _, f := range []string{"-msglog", "-iter", "-backend", "-buffers", "-device", "-time", "-trust-odp", "+prefetch", "stale"} {
 		require.Contains(t, stdout.String(), f)
 	}
 }

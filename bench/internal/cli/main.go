@@ -29,7 +29,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	out := &output{w: stdout}
 	prog := newProgress(stderr)
-	g, err := rig.Open(o.device)
+	g, err := rig.Open(rig.Config{Device: o.device, TrustODP: o.trustODP})
 	if err == nil {
 		if o.stale {
 			err = runStale(o, g, out, prog)

@@ -37,6 +37,40 @@ func TestTable(t *testing.T) {
 `, b.String())
 }
 
+// More backends than fit beside their ratios: a table of each, and long names
+// in two lines.
+func TestManyBackends(t *testing.T) {
+	tb := filled()
+	tb.Add("odp-windows+prefetch", "same", 64, 5)
+	var b bytes.Buffer
+	tb.Write(&b)
+	require.Equal(t, `
+#-------------------------------------------------------------------------------
+# Backends compared: median t[usec] of a message
+#-------------------------------------------------------------------------------
+        buffers       #bytes       direct          pin          odp  odp-windows
+                                                                       +prefetch
+           same           64        10.00         2.50        10.00         5.00
+           same        65536        20.00         5.00        20.00            -
+           same      1048576        40.00        10.00        40.00            -
+          fresh           64        20.00        21.00        40.00            -
+          fresh        65536        40.00        42.00        80.00            -
+          fresh      1048576        80.00        84.00       160.00            -
+
+#------------------------------------------------------------------
+# Backends compared: times that of direct
+#------------------------------------------------------------------
+        buffers       #bytes          pin          odp  odp-windows
+                                                          +prefetch
+           same           64         0.25         1.00         0.50
+           same        65536         0.25         1.00            -
+           same      1048576         0.25         1.00            -
+          fresh           64         1.05         2.00            -
+          fresh        65536         1.05         2.00            -
+          fresh      1048576         1.05         2.00            -
+`, b.String())
+}
+
 func TestConclude(t *testing.T) {
 	require.Equal(t, "Against direct, pin saves time with same (0.25x) and makes no difference with fresh (1.05x); "+
 		"odp makes no difference with same (1.00x) and costs time with fresh (2.00x); "+

@@ -65,41 +65,87 @@ func (t *Table) Sizes() []int {
 // base is the backend that the others are compared with: the first.
 func (t *Table) base() string { return t.backends[0] }
 
+// side is how many backends can stand side by side with their ratios in one
+// table. More get a table of times and one of ratios.
+const side = 3
+
 // Write writes the table: a row for each kind of buffers and size, with the
 // time under each backend and how many times that of the first it is. It
 // writes nothing where there is nothing to show.
 func (t *Table) Write(w io.Writer) {
-	sizes := t.Sizes()
-	if len(sizes) == 0 {
+	if len(t.Sizes()) == 0 {
 		return
 	}
 	others := t.backends[1:]
-	rule := "#" + strings.Repeat("-", 15+13+13*len(t.backends)+13*len(others)-1)
-	fmt.Fprintf(w, "\n%s\n# Backends compared: median t[usec] of a message, and times that of %s\n%s\n", rule, t.base(), rule)
-	fmt.Fprintf(w, "%15s%13s", "buffers", "#bytes")
-	for _, b := range t.backends {
-		fmt.Fprintf(w, "%13s", b)
+	if len(t.backends) <= side {
+		title(w, "Backends compared: median t[usec] of a message, and times that of "+t.base(), len(t.backends)+len(others))
+		heads := slices.Clone(t.backends)
+		for _, b := range others {
+			heads = append(heads, b+"/"+t.base())
+		}
+		t.head(w, heads)
+		t.rows(w, t.backends, others)
+		return
 	}
-	for _, b := range others {
-		fmt.Fprintf(w, "%13s", b+"/"+t.base())
+	title(w, "Backends compared: median t[usec] of a message", len(t.backends))
+	t.head(w, t.backends)
+	t.rows(w, t.backends, nil)
+	title(w, "Backends compared: times that of "+t.base(), len(others))
+	t.head(w, others)
+	t.rows(w, nil, others)
+}
+
+// title is the rule, the text and the rule again over columns of figures.
+func title(w io.Writer, text string, columns int) {
+	rule := "#" + strings.Repeat("-", 15+13+13*columns-1)
+	fmt.Fprintf(w, "\n%s\n# %s\n%s\n", rule, text, rule)
+}
+
+// head is the line of heads: two lines where one of them has a + in it, which
+// is where it is broken.
+func (t *Table) head(w io.Writer, heads []string) {
+	var second []string
+	for _, h := range heads {
+		if _, rest, ok := strings.Cut(h, "+"); ok {
+			second = append(second, "+"+rest)
+		} else {
+			second = append(second, "")
+		}
+	}
+	fmt.Fprintf(w, "%15s%13s", "buffers", "#bytes")
+	for i, h := range heads {
+		fmt.Fprintf(w, "%13s", strings.TrimSuffix(h, second[i]))
 	}
 	fmt.Fprintln(w)
+	if strings.Join(second, "") != "" {
+		line := fmt.Sprintf("%28s", "")
+		for _, h := range second {
+			line += fmt.Sprintf("%13s", h)
+		}
+		fmt.Fprintln(w, strings.TrimRight(line, " "))
+	}
+}
+
+// rows are the rows, with the times under some backends and the ratios of
+// others.
+func (t *Table) rows(w io.Writer, times, ratios []string) {
+	figure := func(f float64, ok bool) {
+		if ok {
+			fmt.Fprintf(w, "%13.2f", f)
+		} else {
+			fmt.Fprintf(w, "%13s", "-")
+		}
+	}
 	for _, kind := range t.buffers {
-		for _, size := range sizes {
+		for _, size := range t.Sizes() {
 			fmt.Fprintf(w, "%15s%13d", kind, size)
-			for _, b := range t.backends {
-				if us, ok := t.usec[cell{b, kind, size}]; ok {
-					fmt.Fprintf(w, "%13.2f", us)
-				} else {
-					fmt.Fprintf(w, "%13s", "-")
-				}
+			for _, b := range times {
+				us, ok := t.usec[cell{b, kind, size}]
+				figure(us, ok)
 			}
-			for _, b := range others {
-				if r, ok := t.ratio(b, kind, size); ok {
-					fmt.Fprintf(w, "%13.2f", r)
-				} else {
-					fmt.Fprintf(w, "%13s", "-")
-				}
+			for _, b := range ratios {
+				r, ok := t.ratio(b, kind, size)
+				figure(r, ok)
 			}
 			fmt.Fprintln(w)
 		}

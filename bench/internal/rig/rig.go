@@ -30,10 +30,20 @@ func CheckDevice(name string) error {
 	return nil
 }
 
+// Config says what to open.
+type Config struct {
+	// Device is "live", two adapters in software that share a fabric, or
+	// "verbs:NAME", a real adapter twice.
+	Device string
+	// TrustODP uses on-demand paging of a real adapter that is right for whole
+	// pages only: see verbs.Config. Buffers here begin at the beginning of a
+	// page, and every byte is checked.
+	TrustODP bool
+}
+
 // Open opens two devices that can reach each other, and the best monitor that
-// the machine has: for "live", two of one fabric in software; for "verbs:NAME",
-// a real adapter twice. Errors are those of the devices and of intercept.
-func Open(device string) (g *Rig, err error) {
+// the machine has. Errors are those of the devices and of intercept.
+func Open(cfg Config) (g *Rig, err error) {
 	g = &Rig{}
 	defer func() {
 		if err != nil {
@@ -41,8 +51,8 @@ func Open(device string) (g *Rig, err error) {
 			g = nil
 		}
 	}()
-	if adapter, ok := verbsName(device); ok {
-		err = g.openVerbs(adapter)
+	if adapter, ok := verbsName(cfg.Device); ok {
+		err = g.openVerbs(adapter, cfg.TrustODP)
 	} else {
 		err = g.openLive()
 	}

@@ -27,8 +27,7 @@ func checkVerbs(device, adapter string) error {
 }
 
 // openVerbs opens the adapter once for each rank: two protection domains, as
-// two processes would have. On-demand paging that is right for whole pages only
-// is used: buffers begin at the beginning of a page, and every byte is checked.
-func (g *Rig) openVerbs(adapter string) error {
-	return g.fill(func(int) (hca.Device, error) { return verbs.Open(verbs.Config{Name: adapter, TrustODP: true}) })
+// two processes would have.
+func (g *Rig) openVerbs(adapter string, trust bool) error {
+	return g.fill(func(int) (hca.Device, error) { return verbs.Open(verbs.Config{Name: adapter, TrustODP: trust}) })
 }

@@ -18,7 +18,7 @@ const (
 
 func open(t *testing.T) *rig.Rig {
 	t.Helper()
-	g, err := rig.Open("live")
+	g, err := rig.Open(rig.Config{Device: "live"})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, g.Close(), "nothing is left on the devices") })
 	return g
