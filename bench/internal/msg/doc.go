@@ -22,7 +22,8 @@
 //
 // # Life cycle and concurrency
 //
-// NewEndpoint, Join, any number of Send and Recv, Close. One goroutine at a
+// NewEndpoint, Connect at both ends (or Join), any number of Send, Recv and
+// Barrier, Close. One goroutine at a
 // time may use an Endpoint. Every wait ends with the context that is given:
 // after an error of one side, end the context of the other.
 package msg

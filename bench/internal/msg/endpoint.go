@@ -11,8 +11,8 @@ import (
 
 const (
 	// slots is how many receives for control are posted ahead. The peer can
-	// have two messages under way: where its next message may go, and the end
-	// of one of ours.
+	// have four messages under way: where its next message may go, the end of
+	// one of ours, and that it came to a barrier and to the next.
 	slots = 8
 	// slotSize is room for one control message: address, length, rkey.
 	slotSize = 24
@@ -28,6 +28,9 @@ type Endpoint struct {
 	mr   *hca.MR
 	seq  uint32 // messages sent, for the immediate
 	rseq uint32 // messages received
+
+	barriers uint32 // come to by this end
+	met      uint32 // come to by the peer
 
 	// What completed and nobody asked for yet.
 	offers  []offer
@@ -68,12 +71,19 @@ func NewEndpoint(dev hca.Device, reg Registrar) (e *Endpoint, err error) {
 	return e, nil
 }
 
+// Addr is what the peer needs for Connect.
+func (e *Endpoint) Addr() hca.QPAddr { return e.qp.Addr() }
+
+// Connect ties the endpoint to its peer's. Both have to do it before the first
+// message. Errors are those of the device.
+func (e *Endpoint) Connect(peer hca.QPAddr) error { return e.qp.Connect(peer) }
+
 // Join connects two endpoints to each other.
 func Join(a, b *Endpoint) error {
-	if err := a.qp.Connect(b.qp.Addr()); err != nil {
+	if err := a.Connect(b.Addr()); err != nil {
 		return err
 	}
-	return b.qp.Connect(a.qp.Addr())
+	return b.Connect(a.Addr())
 }
 
 // Close gives everything back to the device. Registrations of users' buffers
@@ -211,6 +221,12 @@ func (e *Endpoint) progress(ctx context.Context) error {
 		case hca.WCRecvRDMAWithImm:
 			e.arrived = append(e.arrived, wc)
 		case hca.WCRecv:
+			if wc.HasImm {
+				if err := e.meet(wc); err != nil {
+					return err
+				}
+				break
+			}
 			s := e.ctl[wc.ID*slotSize:]
 			e.offers = append(e.offers, offer{
 				to:  hca.RemoteAddr{Addr: binary.LittleEndian.Uint64(s[0:]), RKey: binary.LittleEndian.Uint32(s[16:])},

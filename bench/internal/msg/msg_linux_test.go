@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -193,5 +194,75 @@ func TestTheDevicesStatusIsTold(t *testing.T) {
 		require.ErrorIs(t, err, hca.WCLocProtErr)
 		cancel()
 		<-received
+	})
+}
+
+// Nobody leaves a barrier before the other has come, again and again, with
+// messages in between.
+func TestBarrier(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		ends := pair(t, direct)
+		ctx, cancel := context.WithTimeout(context.Background(), limit/2)
+		defer cancel()
+		const rounds = 1000
+		var come [2]atomic.Int64
+		run := func(i int) error {
+			buf := make([]byte, 8)
+			for round := int64(1); round <= rounds; round++ {
+				come[i].Store(round)
+				if err := ends[i].Barrier(ctx); err != nil {
+					return fmt.Errorf("round %d: %w", round, err)
+				}
+				if other := come[1-i].Load(); other < round {
+					return fmt.Errorf("left barrier %d when the other had come to %d", round, other)
+				}
+				if round%3 != 0 {
+					continue
+				}
+				var err error
+				if i == 0 {
+					err = ends[i].Send(ctx, buf)
+				} else {
+					_, err = ends[i].Recv(ctx, buf)
+				}
+				if err != nil {
+					return fmt.Errorf("round %d: %w", round, err)
+				}
+			}
+			return nil
+		}
+		var both sync.WaitGroup
+		for i := range ends {
+			both.Go(func() {
+				if err := run(i); err != nil {
+					t.Errorf("end %d: %v", i, err)
+					cancel()
+				}
+			})
+		}
+		both.Wait()
+	})
+}
+
+// A barrier waits for the other, as long as the context allows.
+func TestABarrierAlone(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		ends := pair(t, direct)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, ends[0].Barrier(ctx), context.DeadlineExceeded)
+	})
+}
+
+func TestALostBarrierIsNoticed(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		ends := pair(t, direct)
+		ctx, cancel := context.WithCancel(context.Background())
+		ends[0].SkipBarrier()
+		first := make(chan error, 1)
+		go func() { first <- ends[0].Barrier(ctx) }()
+		require.ErrorContains(t, ends[1].Barrier(ctx), "the peer came to barrier 2 where 1 was expected")
+		cancel()
+		require.ErrorIs(t, <-first, context.Canceled)
 	})
 }

@@ -15,4 +15,13 @@
 // unmapping dearer: a cache has to answer for that too. The ranks wait for
 // each other before the third and the fifth step. As in IMB the time of a
 // message is half that of a repetition, and that of the slower rank.
+//
+// # One process or two
+//
+// A [Game] is both ranks, as two goroutines of one process, and its barrier
+// spins on a word of memory. A [Rank] by itself plays against one in another
+// process, and their barrier is a message of no bytes each way over the queue
+// pair itself ([Messages]): nothing but the adapter works then, and nothing
+// spins. It lets the ranks go up to the time of one such message apart, which
+// adds half of that to a time at most; spinning lets them go much closer.
 package pingpong

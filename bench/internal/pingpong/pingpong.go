@@ -15,12 +15,21 @@ import (
 
 // Rank is one of the two that play.
 type Rank struct {
+	Number  int // 0 sends first, 1 receives first
 	End     *msg.Endpoint
 	Buffers memory.Source
+	Meet    Barrier
 }
 
-// Sample is what one run of n repetitions measured. Times are of one message,
-// in microseconds.
+// Barrier is how the two ranks wait for each other.
+type Barrier interface {
+	// Wait returns when the other rank has come to it as often as this one
+	// has. Errors: the context's, and those of what the ranks meet over.
+	Wait(ctx context.Context) error
+}
+
+// Sample is what n repetitions measured. Times are of one message, in
+// microseconds.
 type Sample struct {
 	N      int
 	Avg    float64
@@ -28,77 +37,104 @@ type Sample struct {
 	Wrong  int // bytes that were not what had been sent
 }
 
-// Game is a pair of ranks, and the count of repetitions that they have played,
-// so that no two repetitions have the same pattern.
-type Game struct {
-	Ranks [2]Rank
-	Seed  uint64 // of the next repetition; each takes two
+// Slower is the sample of a game whose ranks measured a and b: of each time
+// that of the slower rank, and the wrong bytes of both.
+func Slower(a, b Sample) Sample {
+	return Sample{N: a.N, Avg: max(a.Avg, b.Avg), Median: max(a.Median, b.Median), Wrong: a.Wrong + b.Wrong}
 }
 
-// Play runs warm repetitions that are not measured and n, at least one, that are. Bytes are
-// checked in all of them. It returns when both ranks are done. Errors: of the
-// first rank that had one; the connection is then not usable any more.
+// Game is a pair of ranks in this process, and the count of repetitions that
+// they have played, so that no two repetitions have the same pattern.
+type Game struct {
+	Ranks [2]Rank // End and Buffers are enough
+	Seed  uint64  // of the next repetition; each takes two
+}
+
+// Play has both ranks play at once. It returns when both are done. Errors: of
+// the first rank that had one; the connection is then not usable any more.
 func (g *Game) Play(ctx context.Context, warm, n int) (Sample, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
-		bar   barrier
-		times [2][]time.Duration
-		wrong [2]int
-		errs  [2]error
-		ranks sync.WaitGroup
+		bar     barrier
+		samples [2]Sample
+		errs    [2]error
+		ranks   sync.WaitGroup
 	)
-	for rank := range g.Ranks {
-		times[rank] = make([]time.Duration, 0, n)
+	for i := range g.Ranks {
+		r := g.Ranks[i]
+		r.Number, r.Meet = i, side{&bar, i}
 		ranks.Go(func() {
-			for i := range warm + n {
-				d, bad, err := g.repeat(ctx, &bar, rank, i)
-				if err != nil {
-					errs[rank] = fmt.Errorf("rank %d: %w", rank, err)
-					cancel(errs[rank])
-					return
-				}
-				wrong[rank] += bad
-				if i >= warm {
-					times[rank] = append(times[rank], d)
-				}
+			if samples[i], errs[i] = r.Play(ctx, g.Seed, warm, n); errs[i] != nil {
+				cancel(errs[i])
 			}
 		})
 	}
 	ranks.Wait()
-	g.Seed += 2 * uint64(warm+n)
+	g.Seed += Seeds(warm, n)
 	if errs[0] != nil || errs[1] != nil {
 		// The rank that had to stop because the other did has the other's
 		// error as its cause; the cause of the context is the first of all.
 		return Sample{}, context.Cause(ctx)
 	}
-	return summary(times, wrong[0]+wrong[1]), nil
+	return Slower(samples[0], samples[1]), nil
 }
 
-// repeat is one repetition of one rank. The buffers go back in any case.
-func (g *Game) repeat(ctx context.Context, bar *barrier, rank, i int) (timed time.Duration, wrong int, err error) {
-	r := &g.Ranks[rank]
-	seed := g.Seed + 2*uint64(i)
+// Seeds is how many seeds a game takes: two for each repetition.
+func Seeds(warm, n int) uint64 { return 2 * uint64(warm+n) }
 
+// Play is one rank's part of a game: warm repetitions that are not measured
+// and n, at least one, that are, with patterns from seed on. The other rank
+// has to play the same. Bytes are checked in all of them. Errors: of the
+// buffers, the endpoint and the barrier, with the rank's number.
+func (r *Rank) Play(ctx context.Context, seed uint64, warm, n int) (s Sample, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("rank %d: %w", r.Number, err)
+		}
+	}()
+	times := make([]time.Duration, 0, n)
+	wrong := 0
+	for i := range warm + n {
+		d, bad, err := r.repeat(ctx, seed+Seeds(i, 0), i)
+		if err != nil {
+			return Sample{}, err
+		}
+		wrong += bad
+		if i >= warm {
+			times = append(times, d)
+		}
+	}
+	// What this rank does next must not fall into the other's last repetition.
+	if err := r.Meet.Wait(ctx); err != nil {
+		return Sample{}, err
+	}
+	s = summary(times)
+	s.Wrong = wrong
+	return s, nil
+}
+
+// repeat is one repetition, number i. The buffers go back in any case.
+func (r *Rank) repeat(ctx context.Context, seed uint64, i int) (timed time.Duration, wrong int, err error) {
 	start := time.Now()
 	send, recv, err := r.Buffers.Take(i)
 	timed += time.Since(start)
 	if err != nil {
 		return 0, 0, err
 	}
-	pattern.Fill(send, seed+uint64(rank))
-	if err := bar.wait(ctx, rank); err != nil {
+	pattern.Fill(send, seed+uint64(r.Number))
+	if err := r.Meet.Wait(ctx); err != nil {
 		return 0, 0, errors.Join(err, r.Buffers.Give(send, recv))
 	}
 
 	start = time.Now()
-	if err := r.exchange(ctx, rank, send, recv); err != nil {
+	if err := r.exchange(ctx, send, recv); err != nil {
 		return 0, 0, errors.Join(err, r.Buffers.Give(send, recv))
 	}
 	timed += time.Since(start)
 
-	wrong = pattern.Wrong(recv, seed+uint64(1-rank))
-	if err := bar.wait(ctx, rank); err != nil {
+	wrong = pattern.Wrong(recv, seed+uint64(1-r.Number))
+	if err := r.Meet.Wait(ctx); err != nil {
 		return 0, 0, errors.Join(err, r.Buffers.Give(send, recv))
 	}
 	start = time.Now()
@@ -107,8 +143,8 @@ func (g *Game) repeat(ctx context.Context, bar *barrier, rank, i int) (timed tim
 }
 
 // exchange is the two messages: rank 0 sends first.
-func (r *Rank) exchange(ctx context.Context, rank int, send, recv []byte) error {
-	if rank == 0 {
+func (r *Rank) exchange(ctx context.Context, send, recv []byte) error {
+	if r.Number == 0 {
 		if err := r.End.Send(ctx, send); err != nil {
 			return err
 		}
@@ -128,23 +164,16 @@ func (r *Rank) receive(ctx context.Context, b []byte) error {
 	return err
 }
 
-// summary turns the times of the repetitions into those of a message: half of
-// each; the average is that of the slower rank, the median that of the slower
-// rank of each repetition.
-func summary(times [2][]time.Duration, wrong int) Sample {
-	n := len(times[0])
-	s := Sample{N: n, Wrong: wrong}
-	slower := make([]time.Duration, n)
-	var sums [2]time.Duration
-	for i := range n {
-		slower[i] = max(times[0][i], times[1][i])
-		sums[0] += times[0][i]
-		sums[1] += times[1][i]
+// summary turns the times of a rank's repetitions, which it sorts, into those
+// of a message: half of each.
+func summary(times []time.Duration) Sample {
+	n := len(times)
+	slices.Sort(times)
+	var sum time.Duration
+	for _, d := range times {
+		sum += d
 	}
-	slices.Sort(slower)
-	s.Avg = usec(max(sums[0], sums[1])) / float64(2*n)
-	s.Median = usec(slower[n/2]+slower[(n-1)/2]) / 4
-	return s
+	return Sample{N: n, Avg: usec(sum) / float64(2*n), Median: usec(times[n/2]+times[(n-1)/2]) / 4}
 }
 
 func usec(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

@@ -3,6 +3,7 @@ package pingpong
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -177,11 +178,44 @@ func TestSummary(t *testing.T) {
 		}
 		return out
 	}
-	s := summary([2][]time.Duration{us(10, 20, 90), us(12, 18, 30)}, 7)
-	require.Equal(t, 3, s.N)
-	require.Equal(t, 7, s.Wrong)
-	require.Equal(t, 20.0, s.Avg, "the slower rank's 120 us for 6 messages")
-	require.Equal(t, 10.0, s.Median, "half of the middle one of 12, 20, 90")
-	s = summary([2][]time.Duration{us(10, 20), us(10, 20)}, 0)
-	require.Equal(t, 7.5, s.Median)
+	a, b := summary(us(90, 10, 20)), summary(us(12, 30, 18))
+	require.Equal(t, Sample{N: 3, Avg: 20, Median: 10}, a, "120 us for 6 messages; half of 20")
+	require.Equal(t, Sample{N: 3, Avg: 10, Median: 9}, b)
+	a.Wrong, b.Wrong = 7, 4
+	require.Equal(t, Sample{N: 3, Avg: 20, Median: 10, Wrong: 11}, Slower(a, b))
+	require.Equal(t, Sample{N: 3, Avg: 20, Median: 10, Wrong: 11}, Slower(b, a))
+	require.Equal(t, 7.5, summary(us(20, 10)).Median)
+}
+
+// Ranks that meet by messages play as well as those that spin, and an error of
+// one is no reason for the other to go on once its context ends.
+func TestRanksThatMeetByMessages(t *testing.T) {
+	childtest.Run(t, limit, nil, func(t *testing.T) {
+		for _, k := range memory.Kinds() {
+			for _, n := range []int{0, 5000} {
+				g := game(t, k, n, nil)
+				var samples [2]Sample
+				var ranks sync.WaitGroup
+				for i := range g.Ranks {
+					r := &g.Ranks[i]
+					r.Number, r.Meet = i, Messages{r.End}
+					ranks.Go(func() {
+						var err error
+						for _, seed := range []uint64{0, Seeds(3, 20)} {
+							if samples[i], err = r.Play(context.Background(), seed, 3, 20); err != nil {
+								t.Errorf("%v", err)
+								return
+							}
+						}
+					})
+				}
+				ranks.Wait()
+				for _, s := range samples {
+					require.Equal(t, 20, s.N)
+					require.Zero(t, s.Wrong)
+					require.Positive(t, s.Median)
+				}
+			}
+		}
+	})
 }
