@@ -15,9 +15,9 @@ import (
 // Cache is a registration cache over one Backend. Make it with New.
 type Cache struct {
 	// Read by every hit and hardly ever written.
-	index   index
 	counter *atomic.Uint64 // the monitor's; of the cache itself if there is none
-	monitor Monitor        // nil: only held memory is kept
+	index   index
+	monitor Monitor // nil: only held memory is kept
 	backend Backend
 	info    BackendInfo
 	cfg     Config
@@ -104,7 +104,6 @@ func New(b Backend, cfg Config) (*Cache, error) {
 	}
 	c.gone = sync.NewCond(&c.mu)
 	c.index.init()
-	c.recency.init()
 	if info.Follows {
 		c.monitor = nil // nothing that it tells could make a registration wrong
 	}

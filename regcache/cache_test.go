@@ -144,7 +144,7 @@ func TestC25_StepsOfAHit(t *testing.T) {
 			key := keyOf(at(i*4, 2).Addr, classOf(2*pg))
 			for j := tab.slot(key); ; j++ {
 				total++
-				if e := &tab.entries[j&tab.mask]; e.key.Load() == key && e.reg.Load().start == at(i*4, 2).Addr {
+				if r := tab.entries[j&tab.mask].Load(); r.key() == key && r.start == at(i*4, 2).Addr {
 					break
 				}
 			}

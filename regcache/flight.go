@@ -334,10 +334,10 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	}
 	c.replayLocked() // what was hit before this moment is older
 	c.dropRedundantLocked(r)
-	r.state.Store(stRef | stCold)
+	r.state.Store(stRef | stCold | r.probeBit())
 	r.cold.inIndex, r.cold.used = true, c.clock()
 	c.index.insert(r)
-	c.recency.lru.Add(r, struct{}{})
+	c.recency.add(r)
 	return hca.KeptAllRight, true
 }
 

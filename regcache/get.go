@@ -40,8 +40,7 @@ func (c *Cache) Get(g hca.Range, a hca.Access) (*Region, error) {
 // Discarding or remapping Go heap memory by system call (madvise on a slice that
 // make returned) is outside the contract, as it is in Go at large.
 func (c *Cache) GetBytes(b []byte, a hca.Access) (*Region, error) {
-	p := unsafe.Pointer(unsafe.SliceData(b))
-	return c.lookUp(uint64(uintptr(p)), uint64(len(b)), a, p)
+	return c.lookUp(0, uint64(len(b)), a, unsafe.Pointer(unsafe.SliceData(b)))
 }
 
 // How often a Get tries to see the monitor settled before it registers for this

@@ -60,54 +60,47 @@ import (
 // call whose result is returned at once, so that nothing has to be saved on the
 // stack for after it: a locked instruction waits for the stores before it.
 func (c *Cache) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
-	g := c.counter.Load()
-	applied := c.applied.Load()
+	addr |= uint64(uintptr(p))
 	end := addr + n
-	if end <= addr {
-		return c.get(addr, n, a, p)
+	g := c.counter.Load()
+	if g != c.applied.Load() || end <= addr {
+		return c.lookFurther(addr, end, a, p)
 	}
 	t := c.index.table.Load()
 	large := uint(bits.Len64(n-1)) & 63
 	for classes := c.index.classes.Load() >> large << large; classes != 0; classes &= classes - 1 {
-		key := keyOf(addr, uint(bits.TrailingZeros64(classes)))
-		e := &t.entries[t.slot(key)]
-		if e.key.Load() != key {
-			continue
-		}
-		r := e.reg.Load()
+		r := t.entries[t.slot(keyOf(addr, uint(bits.TrailingZeros64(classes))))].Load()
 		if r == nil || r.start > addr || end > r.end || r.access&a != a {
 			continue
 		}
-		w := r.state.Add(stHit + stRef)
-		if w&stHitRare == 0 && (r.check == checkNothing ||
-			r.check == checkCounter && g == applied && c.counter.Load() == g) {
+		if w := r.state.Add(stHit + stRef); w&stHitRare == 0 && c.counter.Load() == g {
 			r.traceGet()
 			return r, nil
 		}
-		return c.finish(r, w, g, applied, addr, n, a, p)
+		return c.finish(r, g, addr, end, a, p)
 	}
-	return c.lookFurther(addr, n, a, p)
+	return c.lookFurther(addr, end, a, p)
 }
 
-// finish ends a look-up that found a Region by its first probes, and has taken
-// the reference, but needs more than the cheapest proof. applied is what was
-// loaded before the look-up: the present one would say nothing of a Region that
-// was taken before its event was applied.
-func (c *Cache) finish(r *Region, w, g, applied, addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
-	if c.proved(r, w, g, g == applied) {
+// finish ends a look-up that found a Region by its first probes, with the
+// counter at g and everything applied, and has taken the reference, but needs
+// more than the cheapest proof. The Region may have died since the reference was
+// taken; then it is taken for one that was dead before.
+func (c *Cache) finish(r *Region, g, addr, end uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	if c.proved(r, r.state.Load(), g, true) {
 		r.traceGet()
 		return r, nil
 	}
-	return c.get(addr, n, a, p)
+	return c.get(addr, end-addr, a, p)
 }
 
 // lookFurther is what is tried when the first probes found nothing.
-func (c *Cache) lookFurther(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
-	if r := c.hit(addr, addr+n, a, maxProbes); r != nil {
+func (c *Cache) lookFurther(addr, end uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	if r := c.hit(addr, end, a, maxProbes); r != nil {
 		r.traceGet()
 		return r, nil
 	}
-	return c.get(addr, n, a, p)
+	return c.get(addr, end-addr, a, p)
 }
 
 // hit looks at no more than limit entries for each key, and answers with nil if

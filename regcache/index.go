@@ -1,6 +1,7 @@
 package regcache
 
 import (
+	"math"
 	"math/bits"
 	"sync/atomic"
 
@@ -19,18 +20,19 @@ import (
 // its start, and then the block before. Which classes are in use is a bit mask;
 // most programs use one to three.
 //
-// An entry is a key and a pointer to the Region, 16 bytes. A hit waits for two
-// cache lines, one after the other: the entry and the Region. That it needs few
-// instructions besides matters as much: with many Regions its time is that of
-// the cache misses, and the processor overlaps those of the next hits as far as
-// it can look ahead.
+// An entry is a pointer to the Region and nothing else: what it stands for is
+// read in the Region. So a hit waits for two cache lines, one after the other, the
+// entry and the Region, and eight entries share a line: those of 65,536 Regions
+// take 1 MiB, as much as a second-level cache. That a hit needs few instructions
+// besides matters as much: with many Regions its time is that of the cache misses,
+// and the processor overlaps those of the next hits as far as it can look ahead.
 //
 // Readers take no lock. What they rely on:
 //   - start, end and access of a Region never change, and a Region is never
 //     used again for something else (the garbage collector frees it), so what a
-//     reader finds in an entry is either right or fails the comparison;
-//   - a pointer is stored before its key; a removed entry becomes a tombstone,
-//     so that probing goes on past it;
+//     reader finds in an entry is right if it covers the range, whatever chain of
+//     entries led to it, and is passed over if not;
+//   - a removed entry becomes a tombstone, so that probing goes on past it;
 //   - a table that grows is replaced by another, and the old one is left as it
 //     is: a reader in it may miss what is new and find what is dead. The dead
 //     bit catches the second, the slow path, which applies and looks under the
@@ -46,21 +48,16 @@ type index struct {
 }
 
 type table struct {
-	entries []entry
+	entries []atomic.Pointer[Region] // nil ends a probe; gone is a tombstone
 	mask    uint64
 	shift   uint // hash to entry
-	used    int  // entries that are not empty, tombstones counted; guarded by Cache.mu
+	used    int  // entries that are not nil, tombstones counted; guarded by Cache.mu
 }
 
-type entry struct {
-	key atomic.Uint64
-	reg atomic.Pointer[Region]
-}
+// gone stands where a Region was removed. It covers nothing.
+var gone = &Region{start: math.MaxUint64}
 
 const (
-	keyEmpty = 0 // ends a probe
-	keyGone  = 1 // a tombstone
-
 	minClass = 6  // 64 bytes: below that, Regions share a class
 	maxClass = 63 // a Region of the whole address space
 
@@ -76,8 +73,8 @@ func classOf(length uint64) uint {
 	return min(max(uint(bits.Len64(length-1)), minClass), maxClass)
 }
 
-// keyOf is unique for class and block, and larger than keyGone: the class is at
-// least 6 and the block number leaves the six low bits free.
+// keyOf is unique for class and block: the block number leaves the six low bits
+// free for the class.
 func keyOf(addr uint64, class uint) uint64 { return addr>>(class&63)<<6 | uint64(class) }
 
 // before is the key of the block before, in the same class. Before the first
@@ -92,7 +89,7 @@ func areaOf(key uint64) uint64 { return key>>6/areaBlocks<<6 | key&63 }
 func (t *table) slot(key uint64) uint64 { return key * 0x9E3779B97F4A7C15 >> (t.shift & 63) }
 
 func newTable(size int) *table {
-	return &table{entries: make([]entry, size), mask: uint64(size - 1), shift: uint(64 - bits.Len64(uint64(size-1)))}
+	return &table{entries: make([]atomic.Pointer[Region], size), mask: uint64(size - 1), shift: uint(64 - bits.Len64(uint64(size-1)))}
 }
 
 func (x *index) init() {
@@ -122,14 +119,12 @@ func (x *index) find(addr, end uint64, a hca.Access, limit int) *Region {
 
 func (t *table) probe(key, addr, end uint64, a hca.Access, limit int) *Region {
 	for i := t.slot(key); limit > 0; i, limit = i+1, limit-1 {
-		e := &t.entries[i&t.mask]
-		switch e.key.Load() {
-		case key:
-			if r := e.reg.Load(); r != nil && r.start <= addr && end <= r.end && r.access&a == a {
-				return r
-			}
-		case keyEmpty:
+		r := t.entries[i&t.mask].Load()
+		if r == nil {
 			return nil
+		}
+		if r.start <= addr && end <= r.end && r.access&a == a {
+			return r
 		}
 	}
 	return nil
@@ -138,13 +133,11 @@ func (t *table) probe(key, addr, end uint64, a hca.Access, limit int) *Region {
 // each calls f for every Region under key until f says stop. Cache.mu is held.
 func (t *table) each(key uint64, f func(*Region) bool) bool {
 	for i := t.slot(key); ; i++ {
-		switch e := &t.entries[i&t.mask]; e.key.Load() {
-		case key:
-			if !f(e.reg.Load()) {
-				return false
-			}
-		case keyEmpty:
+		switch r := t.entries[i&t.mask].Load(); {
+		case r == nil:
 			return true
+		case r != gone && r.key() == key && !f(r):
+			return false
 		}
 	}
 }
@@ -231,7 +224,7 @@ func (x *index) overlapping(g hca.Range, out []*Region) []*Region {
 // walk calls f for every Region in the table until f says stop. Cache.mu is held.
 func (t *table) walk(f func(r *Region) bool) {
 	for i := range t.entries {
-		if t.entries[i].key.Load() > keyGone && !f(t.entries[i].reg.Load()) {
+		if r := t.entries[i].Load(); r != nil && r != gone && !f(r) {
 			return
 		}
 	}
@@ -251,7 +244,7 @@ func (r *Region) key() uint64 { return keyOf(r.start, classOf(r.end-r.start)) }
 // insert puts r in. Cache.mu is held.
 func (x *index) insert(r *Region) {
 	t := x.table.Load()
-	if (t.used+1)*2 > len(t.entries) {
+	if (t.used+1)*8 > len(t.entries)*5 {
 		t = x.rebuild()
 	}
 	c := classOf(r.end - r.start)
@@ -277,11 +270,11 @@ func (x *index) remove(r *Region) {
 	}
 }
 
-// rebuild makes a table without tombstones, a quarter to three eighths full: a
-// full table of the next size up is half full again before it is rebuilt.
+// rebuild makes a table without tombstones, five sixteenths to half full: a table
+// of that size is used until five eighths of it are full.
 func (x *index) rebuild() *table {
 	size := 64
-	for size*3 < (x.regions+1)*8 {
+	for size < (x.regions+1)*2 {
 		size *= 2
 	}
 	t := newTable(size)
@@ -291,37 +284,33 @@ func (x *index) rebuild() *table {
 }
 
 func (t *table) put(r *Region) {
-	key := r.key()
-	for i := t.slot(key); ; i++ {
+	for i := t.slot(r.key()); ; i++ {
 		e := &t.entries[i&t.mask]
-		switch e.key.Load() {
-		case keyEmpty:
+		switch e.Load() {
+		case nil:
 			t.used++
-		case keyGone:
+		case gone:
 		default:
 			continue
 		}
-		e.reg.Store(r)
-		e.key.Store(key)
+		e.Store(r)
 		return
 	}
 }
 
 func (t *table) drop(r *Region) {
-	key := r.key()
-	for i := t.slot(key); ; i++ {
+	for i := t.slot(r.key()); ; i++ {
 		e := &t.entries[i&t.mask]
-		if e.key.Load() != key || e.reg.Load() != r {
+		if e.Load() != r {
 			continue
 		}
 		// A tombstone just before an empty entry ends no probe.
-		if t.entries[(i+1)&t.mask].key.Load() == keyEmpty {
-			e.key.Store(keyEmpty)
+		if t.entries[(i+1)&t.mask].Load() == nil {
+			e.Store(nil)
 			t.used--
 		} else {
-			e.key.Store(keyGone)
+			e.Store(gone)
 		}
-		e.reg.Store(nil)
 		return
 	}
 }

@@ -100,7 +100,7 @@ func (c *Cache) removeLocked(r *Region) bool {
 // unpublishLocked takes r out of the index and out of the recency list.
 func (c *Cache) unpublishLocked(r *Region) {
 	c.index.remove(r)
-	c.recency.lru.Remove(r)
+	c.recency.remove(r)
 	r.cold.inIndex = false
 	if len(c.listeners) > 0 {
 		c.tellLocked(r)

@@ -79,16 +79,16 @@ func invariants(c *Cache) error {
 	}
 	t, used := c.index.table.Load(), 0
 	for i := range t.entries {
-		if t.entries[i].key.Load() != keyEmpty {
+		if t.entries[i].Load() != nil {
 			used++
 		}
 	}
-	if used != t.used || used*2 > len(t.entries)+1 {
+	if used != t.used || used*8 > len(t.entries)*5 {
 		return fail("the table of %d has %d entries that are not empty and counts %d", len(t.entries), used, t.used)
 	}
 
 	listed := map[*Region]bool{}
-	for _, r := range c.recency.lru.Keys() {
+	for r := c.recency.oldest; r != nil; r = r.cold.younger {
 		if listed[r] = true; !in[r] {
 			return fail("%v is in the recency list and not in the index", r.Range())
 		}

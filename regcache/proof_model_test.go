@@ -663,7 +663,7 @@ func (g *modelRig) check(t *rapid.T) {
 		order = append(order, name(r.region))
 	}
 	g.c.mu.Lock()
-	for _, r := range g.c.recency.lru.Keys() {
+	for r := g.c.recency.oldest; r != nil; r = r.cold.younger {
 		inList = append(inList, name(r))
 	}
 	g.c.mu.Unlock()

@@ -3,12 +3,11 @@ package regcache
 import (
 	"math"
 	"time"
-
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
 // recency is the order in which kept Regions were last used, oldest first, as
-// far as it is known.
+// far as it is known: a list that runs through the Regions themselves, so that
+// it costs 16 bytes a Region and no allocation.
 //
 // A hit must not take a lock to say that it happened. It clears the Region's
 // cold bit, if it is set, and the one hit that clears it puts the Region on the
@@ -19,18 +18,51 @@ import (
 //
 // A Region found in use when something has to be evicted is parked: out of the
 // list, until the Release that makes it idle brings it back.
+//
+// All of it is guarded by Cache.mu.
 type recency struct {
-	lru *simplelru.LRU[*Region, struct{}]
+	oldest, youngest *Region
 }
 
-func (q *recency) init() {
-	// The size never binds: what is evicted and when is decided by the cache,
-	// in bytes too. NewLRU fails only for a size that is not positive.
-	lru, err := simplelru.NewLRU[*Region, struct{}](math.MaxInt, nil)
-	if err != nil {
-		panic(err)
+// add puts r, which is not in the list, at the young end.
+func (q *recency) add(r *Region) {
+	r.cold.older = q.youngest
+	if q.youngest == nil {
+		q.oldest = r
+	} else {
+		q.youngest.cold.younger = r
 	}
-	q.lru = lru
+	q.youngest = r
+}
+
+// has reports whether r is in the list.
+func (q *recency) has(r *Region) bool { return r.cold.older != nil || q.oldest == r }
+
+// remove takes r out, if it is in the list.
+func (q *recency) remove(r *Region) {
+	if !q.has(r) {
+		return
+	}
+	c := r.cold
+	if c.older == nil {
+		q.oldest = c.younger
+	} else {
+		c.older.cold.younger = c.younger
+	}
+	if c.younger == nil {
+		q.youngest = c.older
+	} else {
+		c.younger.cold.older = c.older
+	}
+	c.older, c.younger = nil, nil
+}
+
+// refresh moves r to the young end, if it is in the list.
+func (q *recency) refresh(r *Region) {
+	if r != q.youngest && q.has(r) {
+		q.remove(r)
+		q.add(r)
+	}
 }
 
 // touch puts r on the touched list if the caller is the one who made it warm.
@@ -63,8 +95,8 @@ func (c *Cache) replayLocked() {
 		next := r.cold.next
 		r.cold.used = now
 		r.cold.next = nil
-		c.recency.lru.Get(r) // moves it to the young end if it is in the list
-		r.state.Or(stCold)   // from here on it may be on the new list
+		c.recency.refresh(r)
+		r.state.Or(stCold) // from here on it may be on the new list
 		r = next
 	}
 }
@@ -77,11 +109,11 @@ func (c *Cache) oldestIdleLocked() *Region { return c.idleLocked(math.MaxInt64) 
 // idleLocked is oldestIdleLocked for Regions last used before a moment.
 func (c *Cache) idleLocked(before time.Duration) *Region {
 	for {
-		r, _, ok := c.recency.lru.GetOldest()
-		if !ok || r.cold.used >= before {
+		r := c.recency.oldest
+		if r == nil || r.cold.used >= before {
 			return nil
 		}
-		c.recency.lru.Remove(r)
+		c.recency.remove(r)
 		if r.killIdle() {
 			r.cold.end = endEvicted
 			c.unpublishLocked(r)
@@ -111,6 +143,6 @@ func (c *Cache) unpark(r *Region) {
 func (c *Cache) unparkLocked(r *Region) {
 	if r.state.And(^stParked)&stParked != 0 && r.cold.inIndex {
 		r.cold.used = c.clock()
-		c.recency.lru.Add(r, struct{}{})
+		c.recency.add(r)
 	}
 }

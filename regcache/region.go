@@ -34,7 +34,9 @@ type cold struct {
 	// guarded by Cache.mu
 	hits    uint64        // that it had when it was claimed
 	used    time.Duration // when it was last known to be used, by Cache.clock
-	born    tick          // when it was registered
+	older   *Region       // neighbours in the order of recency
+	younger *Region
+	born    tick // when it was registered
 	trace   trace
 	inIndex bool
 	why     hca.Unkept
@@ -55,7 +57,8 @@ const (
 // is in it, so that each is one locked instruction.
 //
 //	bits  0..23  references; bit 23 is never set in a correct program
-//	bits 24..59  hits; bit 59 asks for harvesting
+//	bits 24..58  hits; bit 58 asks for harvesting
+//	bit  59      probe: a hit has to ask the monitor; never changes
 //	bit  60      claimed: somebody has taken it on himself to deregister it
 //	bit  61      cold: not hit since recency was last replayed
 //	bit  62      parked: not in the recency list because it was in use when
@@ -72,18 +75,27 @@ const (
 	stRefs    uint64 = 1<<24 - 1
 	stRefHigh uint64 = 1 << 23
 	stHit     uint64 = 1 << 24
-	stHitHigh uint64 = 1 << 59
-	stHits    uint64 = (1<<60 - 1) &^ stRefs
+	stHitHigh uint64 = 1 << 58
+	stHits    uint64 = (1<<59 - 1) &^ stRefs
+	stProbe   uint64 = 1 << 59
 	stClaimed uint64 = 1 << 60
 	stCold    uint64 = 1 << 61
 	stParked  uint64 = 1 << 62
 	stDead    uint64 = 1 << 63
 
 	// a hit leaves the straight path if any of these is set after it
-	stHitRare = stDead | stCold | stHitHigh | stRefHigh
+	stHitRare = stDead | stCold | stProbe | stHitHigh | stRefHigh
 	// a release does if any of these is
 	stReleaseRare = stDead | stParked | stRefHigh
 )
+
+// probeBit is stProbe if a hit on r has to ask the monitor.
+func (r *Region) probeBit() uint64 {
+	if r.check == checkProbe {
+		return stProbe
+	}
+	return 0
+}
 
 func hitsOf(w uint64) uint64 { return (w & stHits) >> 24 }
 
@@ -141,7 +153,9 @@ func (r *Region) Remote(b []byte) hca.RemoteAddr {
 // Release of a Region that is kept is one atomic addition. Of one that is not,
 // the last Release deregisters it before it returns.
 func (r *Region) Release() {
-	r.traceRelease()
+	if debugging {
+		r.traceRelease()
+	}
 	if w := r.state.Add(^uint64(0)); w&stReleaseRare != 0 {
 		r.releaseRare(w)
 	}

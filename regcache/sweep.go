@@ -88,10 +88,10 @@ func (c *Cache) sweepUnmapped(mapped []hca.Range) int {
 		to := min(from+sweepBatch, len(t.entries))
 		more = to < len(t.entries)
 		for i := min(from, to); i < to; i++ {
-			if t.entries[i].key.Load() <= keyGone {
+			r := t.entries[i].Load()
+			if r == nil || r == gone {
 				continue
 			}
-			r := t.entries[i].reg.Load()
 			if r.check == checkNothing && !c.info.Follows || stillMapped(mapped, r.Range(), c.info.Follows) || !r.killIdle() {
 				continue
 			}

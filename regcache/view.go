@@ -62,8 +62,7 @@ func (v *View) Get(g hca.Range, a hca.Access) (*Region, error) {
 // GetBytes is Cache.GetBytes; errors the same. The Region is the endpoint's until
 // View.Release.
 func (v *View) GetBytes(b []byte, a hca.Access) (*Region, error) {
-	p := unsafe.Pointer(unsafe.SliceData(b))
-	return v.lookUp(uint64(uintptr(p)), uint64(len(b)), a, p)
+	return v.lookUp(0, uint64(len(b)), a, unsafe.Pointer(unsafe.SliceData(b)))
 }
 
 // lookUp tries the slots, that of the last hit first.
@@ -76,6 +75,7 @@ func (v *View) GetBytes(b []byte, a hca.Access) (*Region, error) {
 // alive, and owned memory does not go before its event is counted.
 func (v *View) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
 	c := v.c
+	addr |= uint64(uintptr(p))
 	g := c.counter.Load()
 	end := addr + n
 	i := v.last
