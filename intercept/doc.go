@@ -51,7 +51,8 @@
 //
 // monitor.go what a Monitor is; ledger.go explicit announcements; calls_linux.go
 // the system calls that announce themselves; watch.go which kind memory is;
-// kernel.go what is known through userfaultfd; userfault_linux.go how it starts;
+// kernel.go what is known through userfaultfd; rejoin.go what watching may cut;
+// mapping_linux.go how mappings are looked up; userfault_linux.go how it starts;
 // feed.go how events are read; selftest.go how sources are tried; spans.go sets
 // of ranges. internal/ring is the ring, internal/reader the C thread,
 // internal/uffd the kernel's interface.

@@ -40,16 +40,17 @@ type kernel struct {
 
 	// mu guards what is known of the address space. It is held over the
 	// system calls of Watch; nobody on the path of an event takes it.
-	mu      sync.Mutex
-	scanner *uffd.Scanner // on pagemap
-	cur     cursor        // how far the ring has been applied to known and taint
-	buf     [64]hca.Event
-	known   spans          // mapped without a hole and watched, until an event touches it
-	taint   spans          // a discard was seen, and nothing tells when it was done
-	ours    []announcement // announced and under way: what is reported of them is no doubt
-	rest    spans          // scratch of doubt
-	changed uint64         // times a range changed while learn looked at it
-	noQuery bool           // the kernel has no PROCMAP_QUERY: read the whole list
+	mu       sync.Mutex
+	scanner  *uffd.Scanner // on pagemap
+	cur      cursor        // how far the ring has been applied to known and taint
+	buf      [64]hca.Event
+	known    spans          // mapped without a hole and watched, until an event touches it
+	taint    spans          // a discard was seen, and nothing tells when it was done
+	ours     []announcement // announced and under way: what is reported of them is no doubt
+	rest     spans          // scratch of doubt
+	changed  uint64         // times a range changed while learn looked at it
+	rejoined uint64         // mappings that registering had cut
+	noQuery  bool           // the kernel has no PROCMAP_QUERY: read the whole list
 }
 
 const (
@@ -59,7 +60,7 @@ const (
 	maxTaint = 4096
 
 	// maxMappings is how many mappings a watched range may consist of: each
-	// costs two system calls under mu.
+	// costs four system calls under mu.
 	maxMappings = 1024
 
 	// window is the alignment to which a range is widened, within its mappings,
@@ -309,13 +310,14 @@ func (k *kernel) learn(lo, hi uint64) (why hca.Unkept, again bool) {
 		if !ok {
 			return hca.UnkeptNotMapped, false
 		}
-		k.renew(vma)
+		k.renew(vma.Start, vma.End)
 		if k.between != nil {
 			k.between(false)
 		}
-		if vma.dom, err = k.register(vma.lo, vma.hi); err != nil {
+		dom, err := k.register(vma.Start, vma.End)
+		if err != nil {
 			now, still, err := k.mapping(at)
-			if err == nil && (!still || now.lo != vma.lo || now.hi != vma.hi) {
+			if err == nil && (!still || now.Start != vma.Start || now.End != vma.End) {
 				k.changed++
 				return hca.UnkeptNotMapped, true
 			}
@@ -324,8 +326,9 @@ func (k *kernel) learn(lo, hi uint64) (why hca.Unkept, again bool) {
 		if k.between != nil {
 			k.between(true)
 		}
-		found = append(found, vma)
-		at = vma.hi
+		whole := k.rejoin(vma, dom)
+		found = append(found, whole)
+		at = whole.hi
 	}
 
 	// Registering over a hole succeeds and watches nothing there, and between
@@ -358,12 +361,12 @@ func (k *kernel) learn(lo, hi uint64) (why hca.Unkept, again bool) {
 // that registering waits for it. This is the only way out of doubt besides
 // settle: a report of munmap is not, because it may be read after the address
 // was mapped, watched and discarded anew.
-func (k *kernel) renew(vma span) {
-	if !k.taint.touches(vma.lo, vma.hi) {
+func (k *kernel) renew(lo, hi uint64) {
+	if !k.taint.touches(lo, hi) {
 		return
 	}
-	if some, err := k.scanner.AnyArmed(vma.lo, vma.hi); err == nil && !some {
-		k.taint.cut(vma.lo, vma.hi)
+	if some, err := k.scanner.AnyArmed(lo, hi); err == nil && !some {
+		k.taint.cut(lo, hi)
 	}
 }
 

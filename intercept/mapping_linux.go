@@ -10,9 +10,9 @@ import (
 )
 
 // mapping finds the mapping that holds addr.
-func (k *kernel) mapping(addr uint64) (vma span, ok bool, err error) {
+func (k *kernel) mapping(addr uint64) (vma uffd.MappingInfo, ok bool, err error) {
 	if !k.noQuery {
-		vma.lo, vma.hi, err = uffd.Mapping(k.maps, addr)
+		vma, err = uffd.Query(k.maps, addr)
 		switch {
 		case err == nil:
 			return vma, true, nil
@@ -33,8 +33,25 @@ func (k *kernel) mapping(addr uint64) (vma span, ok bool, err error) {
 	}
 	for _, p := range all {
 		if uint64(p.StartAddr) <= addr && addr < uint64(p.EndAddr) {
-			return span{lo: uint64(p.StartAddr), hi: uint64(p.EndAddr)}, true, nil
+			return listed(p), true, nil
 		}
 	}
 	return vma, false, nil
+}
+
+// listed is a line of /proc/self/maps as PROCMAP_QUERY would answer it.
+func listed(p *procfs.ProcMap) uffd.MappingInfo {
+	vma := uffd.MappingInfo{
+		Start: uint64(p.StartAddr), End: uint64(p.EndAddr),
+		Kind:   uffd.MappingKind{Inode: p.Inode, Dev: p.Dev},
+		Offset: uint64(p.Offset),
+	}
+	for flag, has := range map[uint64]bool{
+		uffd.FlagRead: p.Perms.Read, uffd.FlagWrite: p.Perms.Write, uffd.FlagExec: p.Perms.Execute, uffd.FlagShared: p.Perms.Shared,
+	} {
+		if has {
+			vma.Kind.Flags |= flag
+		}
+	}
+	return vma
 }

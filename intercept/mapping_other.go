@@ -2,6 +2,11 @@
 
 package intercept
 
-import "example.com/holdfast/hca"
+import (
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/uffd"
+)
 
-func (k *kernel) mapping(uint64) (span, bool, error) { return span{}, false, hca.ErrNotSupported }
+func (k *kernel) mapping(uint64) (uffd.MappingInfo, bool, error) {
+	return uffd.MappingInfo{}, false, hca.ErrNotSupported
+}

@@ -215,6 +215,170 @@ func TestWatch_SplitMapping(t *testing.T) {
 	})
 }
 
+// moves gives what a neighbour may do between the look-up of the mapping a
+// and its registration, so that one of its own mappings lies across a's old
+// bounds. Each answers the neighbour's mapping, which the kernel has as one
+// with what is left of a.
+func neighbourMoves(t *testing.T, space, a hca.Range) map[string]func() hca.Range {
+	fixed := func(r hca.Range) hca.Range { mapAt(t, r, private, -1); return r }
+	at := int((a.Addr - space.Addr) / pageSize)
+	n := int(a.Len / pageSize)
+	return map[string]func() hca.Range{
+		"across the end":   func() hca.Range { return fixed(part(space, at+n-2, 4)) },
+		"across the start": func() hca.Range { return fixed(part(space, at-2, 4)) },
+		"over all of it":   func() hca.Range { return fixed(part(space, at-2, n+4)) },
+		"grown at the end": func() hca.Range {
+			require.NoError(t, rawMunmap(a.End(), uintptr(2*pageSize)))
+			_, err := rawMremap(a.Addr, uintptr(a.Len), uintptr(a.Len+2*pageSize), 0, 0)
+			require.NoError(t, err)
+			return hca.Range{Addr: a.Addr, Len: a.Len + 2*pageSize}
+		},
+	}
+}
+
+// A neighbour's mapping that came between the look-up of a mapping and its
+// registration, across its bounds, is not left split: its owner can move it.
+func TestWatch_NeighbourInBetween(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		for name := range neighbourMoves(t, hca.Range{}, hca.Range{}) {
+			space := area(t, 16)
+			a := part(space, 4, 8)
+			mapAt(t, a, private, -1)
+			var theirs hca.Range
+			m.kernel.between = func(registered bool) {
+				if !registered && theirs.Len == 0 {
+					theirs = neighbourMoves(t, space, a)[name]()
+				}
+			}
+			watched(t, m, a)
+			require.NotZero(t, theirs.Len)
+			require.True(t, armed(t, a), name)
+			m.kernel.between = nil
+			to := area(t, int(theirs.Len/pageSize))
+			_, err := rawMremap(theirs.Addr, uintptr(theirs.Len), uintptr(theirs.Len), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Addr)
+			require.NoError(t, err, name)
+			settle(t, m)
+		}
+	})
+}
+
+// Before Linux 6.11 mappings are found in the list of all, with the same
+// answers.
+func TestWatch_WithoutQuery(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		space := area(t, 12)
+		file := memfd(t, 4)
+		mapAt(t, part(space, 1, 2), private, -1)
+		mapAt(t, part(space, 4, 2), shared, -1)
+		_, err := rawMmap(part(space, 7, 2).Addr, uintptr(2*pageSize), unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_FIXED, file, int64(pageSize))
+		require.NoError(t, err)
+		require.NoError(t, rawMunmap(part(space, 10, 1).Addr, uintptr(pageSize)))
+		for i := range 12 {
+			at := part(space, i, 1).Addr
+			m.kernel.noQuery = false
+			was, ok, err := m.kernel.mapping(at)
+			require.NoError(t, err)
+			if m.kernel.noQuery {
+				t.Skip("this kernel has no PROCMAP_QUERY to compare with (Linux 6.11)")
+			}
+			require.Equal(t, i != 10, ok)
+			m.kernel.noQuery = true
+			now, still, err := m.kernel.mapping(at)
+			require.NoError(t, err)
+			require.Equal(t, ok, still)
+			require.Equal(t, was, now)
+		}
+		watched(t, m, part(space, 1, 2))
+		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(space, 10, 1)).Why)
+	})
+}
+
+// Neighbours that cannot have been one with the mapping are let be. Of those
+// that may have been nobody can tell, and they are watched.
+func TestWatch_OtherNeighbours(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		for _, n := range []struct {
+			name      string
+			flags, fd int
+			prot      int // of the neighbours
+			watched   bool
+		}{
+			{"other access", private, -1, unix.PROT_READ, false},
+			{"the same part of a file", unix.MAP_SHARED, memfd(t, 1), rw, false},
+			{"private memory, written before it touched", private, -1, rw, true},
+		} {
+			space := area(t, 5)
+			left, a, right := part(space, 1, 1), part(space, 2, 1), part(space, 3, 1)
+			for _, r := range []hca.Range{left, right, a} {
+				mapAt(t, r, n.flags, n.fd)
+			}
+			for _, r := range []hca.Range{left, right} {
+				require.NoError(t, unix.Mprotect(unsafe.Slice((*byte)(pointer(r.Addr)), r.Len), n.prot))
+			}
+			watched(t, m, a)
+			require.True(t, armed(t, a), n.name)
+			require.Equal(t, n.watched, armed(t, left), "%s: before it", n.name)
+			require.Equal(t, n.watched, armed(t, right), "%s: after it", n.name)
+			watched(t, m, right)
+		}
+	})
+}
+
+// A neighbour in between by another thread. How often the race is hit depends on the machine:
+// TestWatch_NeighbourInBetween hits it always.
+func TestWatch_NeighbourRace(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		runtime.GOMAXPROCS(8) // who spins must not keep the monitor's goroutines from running
+		space, to := area(t, 16), area(t, 16)
+		a := part(space, 4, 8)
+		theirs := part(space, 10, 4) // across the end of a
+		var turn, done atomic.Int64  // rounds begun, and ended by the neighbour; negative: the end
+		var wg sync.WaitGroup
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			runtime.LockOSThread()
+			for round := int64(1); ; round++ {
+				now := turn.Load()
+				for ; now >= 0 && now < round; now = turn.Load() {
+					yield()
+				}
+				if now < 0 {
+					return
+				}
+				for range round % 64 * 16 { // now here, now there
+					done.Load()
+				}
+				if _, err := rawMmap(theirs.Addr, uintptr(theirs.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
+					panic(err)
+				}
+				done.Store(round)
+			}
+		}()
+		runtime.LockOSThread()
+		var rounds int64
+		for began := time.Now(); rounds < 20_000 && m.kernel.rejoined < 20 && time.Since(began) < 3*time.Second; {
+			for _, r := range []hca.Range{space, to} {
+				_, err := rawMmap(r.Addr, uintptr(r.Len), unix.PROT_NONE, shared|unix.MAP_FIXED, -1, 0)
+				require.NoError(t, err)
+			}
+			mapAt(t, a, private, -1)
+			m.kernel.catchUp()
+			rounds++
+			turn.Store(rounds)
+			m.Watch(a)
+			for done.Load() < rounds {
+				yield()
+			}
+			_, err := rawMremap(theirs.Addr, uintptr(theirs.Len), uintptr(theirs.Len), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Addr)
+			require.NoError(t, err, "round %d: the neighbour's mapping was left cut", rounds)
+		}
+		turn.Store(-1)
+		wg.Wait()
+		t.Logf("%d rounds, cut and made whole again %d times", rounds, m.kernel.rejoined)
+	})
+}
+
 func TestWatch_ReadOnlySharedFile(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
 		fd := memfd(t, 2)

@@ -43,6 +43,34 @@ const (
 	pageWPAllowed = 1 << 0 // PAGE_IS_WPALLOWED
 )
 
+// MappingInfo is a mapping of this process.
+type MappingInfo struct {
+	Start, End uint64
+	Kind       MappingKind
+	Offset     uint64 // where Start lies in the file; 0 without one
+}
+
+// MappingKind is what two mappings that touch must have in common to be one.
+// More is needed, of which the kernel tells nothing.
+type MappingKind struct {
+	Flags      uint64 // FlagRead and so on
+	Inode, Dev uint64 // of the file; 0 without one
+}
+
+// Flags of a mapping, as PROCMAP_QUERY has them.
+const (
+	FlagRead = 1 << iota
+	FlagWrite
+	FlagExec
+	FlagShared
+)
+
+// Continues reports whether n begins where m ends and may once have been one
+// mapping with it.
+func (m MappingInfo) Continues(n MappingInfo) bool {
+	return m.End == n.Start && m.Kind == n.Kind && (m.Kind.Inode == 0 || n.Offset == m.Offset+m.End-m.Start)
+}
+
 type apiArg struct{ api, features, ioctls uint64 }
 
 type rangeArg struct{ start, length uint64 }

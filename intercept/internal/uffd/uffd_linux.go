@@ -113,12 +113,22 @@ func (s *Scanner) scan(start, end, maxPages uint64) (int, error) {
 // Mapping is PROCMAP_QUERY on /proc/self/maps: the mapping that holds addr.
 // ENOENT: none. ENOTTY: a kernel before 6.11.
 func Mapping(maps int, addr uint64) (start, end uint64, err error) {
+	m, err := Query(maps, addr)
+	return m.Start, m.End, err
+}
+
+// Query is Mapping with more of what the kernel says.
+func Query(maps int, addr uint64) (MappingInfo, error) {
 	arg := procmapArg{addr: addr}
 	arg.size = uint64(unsafe.Sizeof(arg))
 	if err := ioctl(maps, cmdProcmapQuery, unsafe.Pointer(&arg)); err != nil {
-		return 0, 0, err
+		return MappingInfo{}, err
 	}
-	return arg.vmaStart, arg.vmaEnd, nil
+	return MappingInfo{
+		Start: arg.vmaStart, End: arg.vmaEnd,
+		Kind:   MappingKind{Flags: arg.vmaFlags, Inode: arg.inode, Dev: unix.Mkdev(arg.devMajor, arg.devMinor)},
+		Offset: arg.vmaOffset,
+	}, nil
 }
 
 func ioctl(fd int, cmd uintptr, arg unsafe.Pointer) error {

@@ -36,3 +36,6 @@ func Changing(int) bool { return true }
 
 // Mapping answers ErrNotSupported.
 func Mapping(int, uint64) (start, end uint64, err error) { return 0, 0, hca.ErrNotSupported }
+
+// Query answers ErrNotSupported.
+func Query(int, uint64) (MappingInfo, error) { return MappingInfo{}, hca.ErrNotSupported }
