@@ -30,7 +30,10 @@ type Attr struct {
 	// pages after munmap, as a real adapter does.
 	StalePins bool
 
-	ODP ODPCaps // what works with on-demand registrations
+	UD bool // queue pairs for datagrams can be had
+
+	ODP   ODPCaps   // what works with on-demand registrations
+	Rereg ReregCaps // what can be changed in place; the device is a Reregisterer if anything can
 }
 
 // ODPCaps mirrors struct ibv_odp_caps: what an on-demand registration may be
@@ -41,6 +44,10 @@ type ODPCaps struct {
 	Implicit bool // one on-demand registration of the whole address space
 	Prefetch bool // Advise works
 	RC, UD   ODPOps
+	// UC and XRC are what the device says of transports for which Device makes
+	// no queue pairs. In verbs too XRC stands apart from the others
+	// (xrc_odp_caps of struct ibv_device_attr_ex).
+	UC, XRC ODPOps
 }
 
 // ODPOps is a set of operations; values as enum ibv_odp_transport_cap_bits.

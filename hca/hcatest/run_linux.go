@@ -28,7 +28,9 @@ func Run(t *testing.T, open Open, known ...Differs) {
 		{"Atomic", atomicParts},
 		{"Refuse", refuseParts},
 		{"Queue", queueParts},
+		{"Datagram", datagramParts},
 		{"OnDemand", onDemandParts},
+		{"Reregister", reregisterParts},
 		{"Post", postParts},
 		{"Close", closeParts},
 	}
@@ -75,6 +77,10 @@ type need struct {
 	stale        bool       // pins that outlive the mapping
 	writingPins  bool       // pins need writable memory
 	ordinaryPins bool       // they do not
+	datagrams    bool       // UD queue pairs
+	noDatagrams  bool       // none
+	changeAccess bool       // Reregister of what a registration allows
+	changeRange  bool       // Reregister of its memory
 }
 
 func (n need) missing(a hca.Attr) string {
@@ -91,6 +97,14 @@ func (n need) missing(a hca.Attr) string {
 		return "pins for reading too"
 	case n.ordinaryPins && a.PinsForWriting:
 		return "pins always for writing"
+	case n.datagrams && !a.UD:
+		return "has no queue pairs for datagrams"
+	case n.noDatagrams && a.UD:
+		return "is without datagrams: it has them"
+	case n.changeAccess && !a.Rereg.Access:
+		return "cannot change what a registration allows"
+	case n.changeRange && !a.Rereg.Range:
+		return "cannot change the memory of a registration"
 	}
 	return ""
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/holdfast/hca"
 )
 
 // What the device says of itself makes sense and is the same every time.
@@ -25,6 +27,16 @@ func TestAttr(t *testing.T) {
 	require.False(t, at.PinsForWriting)
 	require.Contains(t, at.Form, "libibverbs, port 1")
 	require.False(t, at.ODP.Prefetch && !at.ODP.Support)
+	require.False(t, at.ODP.Implicit && !at.ODP.Support)
+	if d.softRoCE() {
+		require.True(t, at.UD)
+		require.Equal(t, hca.ReregCaps{Access: true}, at.Rereg)
+		require.Zero(t, at.ODP.UC)
+		require.Zero(t, at.ODP.XRC)
+	}
+	if at.ODP.Support {
+		require.True(t, at.ODP.RC.Has(hca.ODPSend|hca.ODPRecv|hca.ODPWrite|hca.ODPRead), "%b", at.ODP.RC)
+	}
 	require.Equal(t, at, open(t).Attr())
 	require.Zero(t, d.Counters().Registrations, "what Open tried is not counted")
 }

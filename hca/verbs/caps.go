@@ -38,6 +38,7 @@ func (d *device) findOut(trust bool) error {
 	odp := &d.attr.ODP
 	const known = hca.ODPSend | hca.ODPRecv | hca.ODPWrite | hca.ODPRead | hca.ODPAtomic | hca.ODPSRQRecv
 	odp.RC, odp.UD = hca.ODPOps(c.odp_rc)&known, hca.ODPOps(c.odp_ud)&known
+	odp.UC, odp.XRC = hca.ODPOps(c.odp_uc)&known, hca.ODPOps(c.odp_xrc)&known
 	var notes []string
 	if c.odp_general&C.IBV_ODP_SUPPORT != 0 {
 		note, err := d.tryODP(page, trust)
@@ -47,6 +48,15 @@ func (d *device) findOut(trust bool) error {
 		notes = append(notes, note...)
 	} else {
 		notes = append(notes, "no on-demand paging")
+	}
+	note, err := d.tryRereg(page)
+	if err != nil {
+		return err
+	}
+	notes = append(notes, note)
+	// iWARP has no datagrams, and answers with one errno or another.
+	if d.attr.UD = C.hf_try_qp(d.ctx, d.pd, C.IBV_QPT_UD) == 0; !d.attr.UD {
+		notes = append(notes, "no datagrams")
 	}
 	link := "InfiniBand"
 	if d.port.ethernet {

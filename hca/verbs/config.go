@@ -52,7 +52,7 @@ func (c *Config) validate() error {
 // Adapter is what Open answers: an hca.Device, and what only real adapters
 // have beyond it.
 type Adapter interface {
-	hca.Device
+	hca.Reregisterer
 	// Events tells how often each kind of asynchronous event came since the
 	// device was opened, in the order of their numbers in enum ibv_event_type;
 	// kinds that never came are left out.

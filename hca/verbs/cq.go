@@ -99,7 +99,7 @@ func (q *completionQueue) Poll(wc []hca.WC) (int, error) {
 	}
 	n := q.take(wc)
 	if n < len(wc) && q.posted.Load() > 0 {
-		if err := q.fetch(); err != nil {
+		if err := q.fetch(batch); err != nil {
 			return n, err
 		}
 		n += q.take(wc[n:])
@@ -118,9 +118,10 @@ func (q *completionQueue) take(wc []hca.WC) int {
 	return n
 }
 
-// fetch moves up to a batch from the adapter into ready. mu is held.
-func (q *completionQueue) fetch() error {
-	n := int(C.hf_poll(q.cq, &q.raw[0], batch))
+// fetch moves up to most completions, at most a batch, from the adapter into
+// ready. mu is held.
+func (q *completionQueue) fetch(most int) error {
+	n := int(C.hf_poll(q.cq, &q.raw[0], C.int(most)))
 	if n < 0 {
 		return q.dev.failed("poll", "ibv_poll_cq", n)
 	}
@@ -138,7 +139,7 @@ func (q *completionQueue) drain() error {
 	defer q.mu.Unlock()
 	for !q.mu.closed {
 		before := q.posted.Load()
-		if err := q.fetch(); err != nil {
+		if err := q.fetch(batch); err != nil {
 			return err
 		}
 		if q.posted.Load() == before {

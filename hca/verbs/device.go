@@ -61,7 +61,8 @@ type device struct {
 		pinned uint64
 	}
 
-	proved bool // on-demand paging passed proveODP, or needs no proof
+	proved   bool // on-demand paging passed proveODP, or needs no proof
+	reregNot whyNot
 
 	count *counters
 }

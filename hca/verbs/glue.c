@@ -4,8 +4,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <rdma/ib_user_verbs.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // The queue key of every datagram queue pair made here. It guards against
 // strays, not against malice.
@@ -61,6 +63,8 @@ int hf_query(struct ibv_context *ctx, struct hf_caps *caps) {
 	caps->odp_general = ex.odp_caps.general_caps;
 	caps->odp_rc = ex.odp_caps.per_transport_caps.rc_odp_caps;
 	caps->odp_ud = ex.odp_caps.per_transport_caps.ud_odp_caps;
+	caps->odp_uc = ex.odp_caps.per_transport_caps.uc_odp_caps;
+	caps->odp_xrc = ex.xrc_odp_caps;
 	caps->vendor_id = a->vendor_id;
 	caps->vendor_part = a->vendor_part_id;
 	caps->max_qp = a->max_qp;
@@ -147,6 +151,48 @@ int hf_reg(struct ibv_pd *pd, uint64_t addr, uint64_t len, int access, struct ib
 
 int hf_dereg(struct ibv_mr *mr) { return outcome(ibv_dereg_mr(mr)); }
 
+// rereg_by_kernel gives the kernel the command that ibv_rereg_mr gives it, for
+// adapters whose part of libibverbs does not pass the call on and whose command
+// has no data of their own.
+static int rereg_by_kernel(struct ibv_pd *pd, struct ibv_mr *mr, const struct hf_rereg *want) {
+	struct ib_uverbs_rereg_mr_resp resp = {};
+	struct {
+		struct ib_uverbs_cmd_hdr  hdr;
+		struct ib_uverbs_rereg_mr body;
+	} cmd = {
+		.hdr = {.command = IB_USER_VERBS_CMD_REREG_MR, .in_words = sizeof cmd / 4, .out_words = sizeof resp / 4},
+		.body = {
+			.response = (uintptr_t)&resp, .mr_handle = mr->handle, .flags = want->flags,
+			.start = want->addr, .length = want->len, .hca_va = want->addr,
+			.pd_handle = pd->handle, .access_flags = want->access,
+		},
+	};
+	if (write(pd->context->cmd_fd, &cmd, sizeof cmd) != sizeof cmd)
+		return failed();
+	mr->lkey = resp.lkey;
+	mr->rkey = resp.rkey;
+	return 0;
+}
+
+int hf_rereg(struct ibv_pd *pd, struct ibv_mr *mr, struct hf_rereg *want, int by_kernel) {
+	errno = 0;
+	want->reached = 0;
+	int r = ibv_rereg_mr(mr, want->flags, pd, (void *)(uintptr_t)want->addr, want->len, want->access);
+	if (r == 0)
+		return 0;
+	int err = failed();
+	if (err == -EOPNOTSUPP && by_kernel) {
+		errno = 0;
+		err = rereg_by_kernel(pd, mr, want);
+		r = IBV_REREG_MR_ERR_CMD;
+	}
+	// The new memory is not forked and the old is: that is all that is wrong then.
+	if (r == IBV_REREG_MR_ERR_DO_FORK_OLD)
+		return 0;
+	want->reached = err != -EOPNOTSUPP && (r == IBV_REREG_MR_ERR_CMD || r == IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW);
+	return err;
+}
+
 int hf_advise(struct ibv_pd *pd, struct hf_advise *a) {
 	return outcome(ibv_advise_mr(pd, a->advice, IBV_ADVISE_MR_FLAG_FLUSH, a->sge, a->num_sge));
 }
@@ -213,6 +259,22 @@ int hf_create_qp(struct ibv_pd *pd, struct hf_qp_want *want, struct ibv_qp **qp)
 }
 
 int hf_destroy_qp(struct ibv_qp *qp) { return outcome(ibv_destroy_qp(qp)); }
+
+// hf_try_qp makes a small queue pair of a type and destroys it.
+int hf_try_qp(struct ibv_context *ctx, struct ibv_pd *pd, int type) {
+	errno = 0;
+	struct ibv_cq *cq = ibv_create_cq(ctx, 1, NULL, NULL, 0);
+	if (!cq)
+		return failed();
+	struct hf_qp_want want = {.send_cq = cq, .recv_cq = cq, .type = type,
+		.max_send = 1, .max_recv = 1, .max_send_sge = 1, .max_recv_sge = 1};
+	struct ibv_qp *qp;
+	int err = hf_create_qp(pd, &want, &qp);
+	if (!err)
+		err = hf_destroy_qp(qp);
+	int again = outcome(ibv_destroy_cq(cq));
+	return err ? err : again;
+}
 
 int hf_qp_init(struct ibv_qp *qp, int port, int access) {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = port};

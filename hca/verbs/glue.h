@@ -12,7 +12,7 @@ enum { HF_MAX_SGE = 16, HF_NAME = 64 };
 struct hf_caps {
 	char     fw[HF_NAME];
 	uint64_t max_mr_size, odp_general;
-	uint32_t odp_rc, odp_ud;
+	uint32_t odp_rc, odp_ud, odp_uc, odp_xrc;
 	uint32_t vendor_id, vendor_part;
 	int      max_qp, max_qp_wr, max_sge, max_cq, max_cqe, max_mr;
 	int      max_rd_atomic, max_init_rd_atomic, atomic;
@@ -64,6 +64,12 @@ struct hf_recv {
 	struct ibv_sge sge[HF_MAX_SGE];
 };
 
+struct hf_rereg {
+	uint64_t addr, len;
+	int      flags, access;
+	int      reached; // out: the adapter or its driver was asked
+};
+
 struct hf_advise {
 	uint32_t       advice, num_sge;
 	struct ibv_sge sge[HF_MAX_SGE];
@@ -87,6 +93,7 @@ int hf_alloc_pd(struct ibv_context *ctx, struct ibv_pd **pd);
 int hf_dealloc_pd(struct ibv_pd *pd);
 int hf_reg(struct ibv_pd *pd, uint64_t addr, uint64_t len, int access, struct ibv_mr **mr);
 int hf_dereg(struct ibv_mr *mr);
+int hf_rereg(struct ibv_pd *pd, struct ibv_mr *mr, struct hf_rereg *want, int by_kernel);
 int hf_advise(struct ibv_pd *pd, struct hf_advise *a);
 
 int hf_create_cq(struct ibv_context *ctx, int entries, uint64_t id, struct ibv_comp_channel **ch, struct ibv_cq **cq);
@@ -98,6 +105,7 @@ int hf_nothing(struct ibv_cq *cq);
 
 int hf_create_qp(struct ibv_pd *pd, struct hf_qp_want *want, struct ibv_qp **qp);
 int hf_destroy_qp(struct ibv_qp *qp);
+int hf_try_qp(struct ibv_context *ctx, struct ibv_pd *pd, int type);
 int hf_qp_init(struct ibv_qp *qp, int port, int access);
 int hf_qp_ready(struct ibv_qp *qp, struct hf_own *own, struct hf_peer *peer, struct ibv_ah **ah);
 int hf_qp_error(struct ibv_qp *qp);

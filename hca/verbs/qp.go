@@ -104,6 +104,9 @@ func (d *device) planQP(op string, cfg hca.QPConfig) (*queuePair, error) {
 	switch cfg.Transport {
 	case hca.RC:
 	case hca.UD:
+		if !d.attr.UD {
+			return nil, d.refused(op, "the adapter has no datagrams", hca.ErrNotSupported)
+		}
 		most-- // one is for the header
 		q.maxMsg = 128 << d.port.mtu
 		if err := d.needHeader(); err != nil {

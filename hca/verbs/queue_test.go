@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -257,6 +259,50 @@ func BenchmarkPoll(b *testing.B) {
 	}
 	run("idle", false)
 	run("empty", true)
+}
+
+// What a completion costs to fetch, by how many one call into C fetches. Only
+// calls that find all they ask for count; the figure is their median, divided
+// by the number.
+func BenchmarkPollBatch(b *testing.B) {
+	for _, n := range []int{1, 4, batch} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			d := open(b)
+			x, _ := hcatest.Connect(b, d, d, hca.QPConfig{})
+			q := x.SendCQ.(*completionQueue)
+			src, dst := newBuffer(b, d, 8, everything), newBuffer(b, d, 8, everything)
+			var full []time.Duration
+			var wc [batch]hca.WC
+			for b.Loop() {
+				for range batch {
+					if err := x.QP.PostSend(hca.SendWR{Op: hca.RDMAWrite, SGE: src.sge(), Remote: dst.remote()}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				time.Sleep(time.Millisecond) // nothing tells that all are ready but to fetch them
+				q.mu.Lock()
+				for left := batch; left > 0; {
+					start := time.Now()
+					err := q.fetch(n)
+					took := time.Since(start)
+					if err != nil {
+						b.Fatal(err)
+					}
+					got := q.take(wc[:])
+					if got == n {
+						full = append(full, took)
+					}
+					left -= got
+				}
+				q.mu.Unlock()
+			}
+			if len(full) > 0 {
+				slices.Sort(full)
+				b.ReportMetric(float64(full[len(full)/2].Nanoseconds())/float64(n), "ns/completion")
+			}
+			b.ReportMetric(float64(len(full)), "calls")
+		})
+	}
 }
 
 // BenchmarkRegister is what the cache saves: to register and deregister.

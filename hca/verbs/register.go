@@ -119,16 +119,33 @@ func (d *device) Deregister(mr *hca.MR) error {
 	return d.deregister("deregister", mr)
 }
 
-func (d *device) deregister(op string, mr *hca.MR) error {
+// own is the registration that mr stands for, if it is one of this device and
+// still is.
+func (d *device) own(op string, mr *hca.MR) (*registration, error) {
 	if mr == nil {
-		return d.refused(op, "no registration given", hca.ErrInvalid)
+		return nil, d.refused(op, "no registration given", hca.ErrInvalid)
 	}
 	reg, ok := mr.Handle.(*registration)
 	if !ok || reg.dev != d {
-		return &hca.OpError{Op: op, Device: d.attr.Name, Range: mr.Range, Detail: "not a registration of this device", Err: hca.ErrInvalid}
+		return nil, &hca.OpError{Op: op, Device: d.attr.Name, Range: mr.Range, Detail: "not a registration of this device", Err: hca.ErrInvalid}
+	}
+	if reg.gone.Load() {
+		return nil, d.goneError(op, mr)
+	}
+	return reg, nil
+}
+
+func (d *device) goneError(op string, mr *hca.MR) error {
+	return &hca.OpError{Op: op, Device: d.attr.Name, Range: mr.Range, Detail: "deregistered before, or changed", Err: hca.ErrInvalid}
+}
+
+func (d *device) deregister(op string, mr *hca.MR) error {
+	reg, err := d.own(op, mr)
+	if err != nil {
+		return err
 	}
 	if !reg.gone.CompareAndSwap(false, true) {
-		return &hca.OpError{Op: op, Device: d.attr.Name, Range: mr.Range, Detail: "deregistered before", Err: hca.ErrInvalid}
+		return d.goneError(op, mr)
 	}
 	// Out of the table first: the key may be given to another registration as
 	// soon as the adapter has it back.

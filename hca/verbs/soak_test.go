@@ -21,8 +21,8 @@ import (
 )
 
 // Random work by several goroutines on one device: memory is mapped,
-// registered, transferred, thrown away, prefetched, unmapped and deregistered
-// in every order that a program could choose, wrong ones too. Every transfer
+// registered, transferred, thrown away, prefetched, changed, unmapped and
+// deregistered in every order that a program could choose, wrong ones too. Every transfer
 // between memory that is there has to bring the right bytes; one that runs
 // into memory that is gone has to fail and break its queue pair only. In the
 // end nothing is left. .ci/softroce looks through the kernel's log afterwards.
@@ -65,6 +65,9 @@ func TestSoak(t *testing.T) {
 		must := []string{"pinned", "right bytes", "unmapped"}
 		if d.attr.ODP.Support {
 			must = append(must, "on demand", "failed as it must", "dropped")
+		}
+		if d.attr.Rereg.Access {
+			must = append(must, "changed")
 		}
 		if d.attr.ODP.Prefetch {
 			must = append(must, "prefetched")
@@ -165,8 +168,10 @@ func (s *soaker) step() error {
 			s.did["dropped"]++
 			return unix.Madvise(b.mem, unix.MADV_DONTNEED)
 		}
-	case n < 15:
+	case n < 14:
 		return s.prefetch()
+	case n < 15:
+		return s.change()
 	case n < 17: // unmap under the registration; nobody else maps there before it is dropped
 		if _, b := s.pick(); b.mapped {
 			s.did["unmapped"]++
@@ -339,6 +344,21 @@ func (s *soaker) prefetch() error {
 	}
 	s.did["prefetch refused"]++
 	return nil
+}
+
+// change takes the peer's right to do atomics, which nobody here does, or gives
+// it back.
+func (s *soaker) change() error {
+	_, b := s.pick()
+	if !s.d.attr.Rereg.Access {
+		return nil
+	}
+	mr, err := s.d.Reregister(b.mr, b.mr.Range, b.mr.Access^hca.RemoteAtomic)
+	if err == nil {
+		s.did["changed"]++
+		b.mr = mr
+	}
+	return err
 }
 
 // next waits for a completion.

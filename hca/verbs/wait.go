@@ -56,7 +56,7 @@ func (q *completionQueue) look() (<-chan struct{}, error) {
 		}
 		q.mu.armed = true
 	}
-	if err := q.fetch(); err != nil {
+	if err := q.fetch(batch); err != nil {
 		return nil, err
 	}
 	if q.mu.next < len(q.mu.ready) {
