@@ -15,3 +15,6 @@ func (c *Cache) Omit(parts uint8) {
 	defer c.mu.Unlock()
 	c.omit = omission(parts)
 }
+
+// Tracing is true in builds that trace who holds a Region.
+const Tracing = debugging

@@ -32,6 +32,17 @@ func Run(t *testing.T, limit time.Duration, env []string, body func(t *testing.T
 		body(t)
 		return
 	}
+	out := run(t, limit, env, nil)
+	if skipped(t, out) {
+		t.Skipf("the child skipped:\n%s", out)
+	}
+	t.Logf("child:\n%s", out)
+}
+
+// run runs the child, with files as its descriptors from 3 on, and answers with
+// what it printed. It ends the test if the child did not pass or skip.
+func run(t *testing.T, limit time.Duration, env []string, files []*os.File) string {
+	t.Helper()
 	if os.Getenv(marker) != "" {
 		t.Fatalf("test %s inside the child of %s", t.Name(), os.Getenv(marker))
 	}
@@ -46,6 +57,7 @@ func Run(t *testing.T, limit time.Duration, env []string, body func(t *testing.T
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, "-test.run="+strings.Join(parts, "/"), "-test.v=true", "-test.count=1")
+	cmd.ExtraFiles = files
 	cmd.Env = append(append(os.Environ(), env...), marker+"="+t.Name())
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
 	cmd.WaitDelay = 5 * time.Second
@@ -57,13 +69,16 @@ func Run(t *testing.T, limit time.Duration, env []string, body func(t *testing.T
 		t.Fatalf("the child was not done after %v; its output:\n%s", limit, out.String())
 	case err != nil:
 		t.Fatalf("the child failed: %v; its output:\n%s", err, out.String())
-	case strings.Contains(out.String(), "--- SKIP: "+t.Name()+" ("):
-		t.Skipf("the child skipped:\n%s", out.String())
-	case !strings.Contains(out.String(), "--- PASS: "+t.Name()+" ("):
+	case !strings.Contains(out.String(), "--- PASS: "+t.Name()+" (") && !skipped(t, out.String()):
 		t.Fatalf("the child ran no test:\n%s", out.String())
 	}
-	t.Logf("child:\n%s", out.String())
+	return out.String()
 }
 
-// InChild reports whether this process is a child made by Run.
+// skipped reports whether the child with this output skipped, not just a part of it.
+func skipped(t *testing.T, out string) bool {
+	return strings.Contains(out, "--- SKIP: "+t.Name()+" (")
+}
+
+// InChild reports whether this process is a child made by Run or Calls.
 func InChild() bool { return os.Getenv(marker) != "" }
