@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/internal/leaktest"
 )
 
 // What userfaultfd does not report, row by row of the table in docs. Each test
@@ -95,6 +96,7 @@ func TestDoesNotSee_RemoveThroughOtherMapping(t *testing.T) {
 		a, fd := file(t, m)
 		other, err := rawMmap(0, uintptr(a.Len), rw, unix.MAP_SHARED, fd, 0)
 		require.NoError(t, err)
+		leaktest.Area(t, other, a.Len)
 		require.Empty(t, during(t, m, func() { require.NoError(t, rawMadvise(other, uintptr(a.Len), unix.MADV_REMOVE)) }))
 		require.Zero(t, peek(a.Addr), "the page stayed")
 	})
@@ -118,6 +120,7 @@ func shm(t *testing.T) (id int, r hca.Range) {
 	require.NoError(t, err)
 	b, err := unix.SysvShmAttach(id, 0, 0)
 	require.NoError(t, err)
+	leaktest.Area(t, hca.RangeOf(b).Addr, 2*pageSize)
 	_, err = unix.SysvShmCtl(id, unix.IPC_RMID, nil) // goes with its last user
 	require.NoError(t, err)
 	return id, hca.RangeOf(b)
@@ -160,6 +163,8 @@ func TestDoesNotSee_ForkCopyOnWrite(t *testing.T) {
 		watched(t, m, a)
 		var pipe [2]int
 		require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+		defer unix.Close(pipe[0])
+		defer unix.Close(pipe[1])
 		require.Empty(t, during(t, m, func() {
 			pid := forkAndHold(pipe[0])
 			require.Positive(t, pid)

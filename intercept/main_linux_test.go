@@ -12,6 +12,7 @@ import (
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept/internal/uffd"
 	"example.com/holdfast/internal/childtest"
+	"example.com/holdfast/internal/leaktest"
 )
 
 const rw = unix.PROT_READ | unix.PROT_WRITE
@@ -38,6 +39,7 @@ func area(t *testing.T, pages int) hca.Range {
 	t.Helper()
 	addr, err := rawMmap(0, uintptr(pages)*uintptr(pageSize), unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, -1, 0)
 	require.NoError(t, err)
+	leaktest.Area(t, addr, uint64(pages)*pageSize)
 	return hca.Range{Addr: addr, Len: uint64(pages) * pageSize}
 }
 
@@ -88,6 +90,7 @@ func memfd(t *testing.T, n int) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
 	require.NoError(t, unix.Ftruncate(fd, int64(n)*int64(pageSize)))
 	return fd
 }

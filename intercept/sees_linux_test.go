@@ -175,6 +175,7 @@ func TestSees_ProcessMadvise(t *testing.T) {
 		watched(t, m, a)
 		pid, err := unix.PidfdOpen(unix.Getpid(), 0)
 		require.NoError(t, err)
+		defer unix.Close(pid)
 		iov := unix.Iovec{Base: (*byte)(pointer(a.Addr)), Len: a.Len}
 		var errno unix.Errno
 		events := during(t, m, func() {
@@ -206,6 +207,7 @@ func TestSees_EveryKindOfMapping(t *testing.T) {
 		file := t.TempDir() + "/file"
 		fd, err := unix.Open(file, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 		require.NoError(t, err)
+		defer unix.Close(fd)
 		require.NoError(t, unix.Ftruncate(fd, int64(2*pageSize)))
 		for _, k := range []struct {
 			name      string

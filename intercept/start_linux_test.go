@@ -253,6 +253,7 @@ func TestReaderFault(t *testing.T) {
 		// readable and read says is not an event.
 		null, err := unix.Open("/", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		require.NoError(t, err)
+		defer unix.Close(null)
 		require.NoError(t, unix.Dup3(null, m.kernel.fds[0], unix.O_CLOEXEC))
 		for range 3 {
 			require.NoError(t, rawMunmap(b.Addr, uintptr(b.Len)))

@@ -21,6 +21,7 @@ import (
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept/internal/uffd"
 	"example.com/holdfast/internal/childtest"
+	"example.com/holdfast/internal/leaktest"
 )
 
 func mappings(t *testing.T) int {
@@ -384,8 +385,10 @@ func TestWatch_ReadOnlySharedFile(t *testing.T) {
 		fd := memfd(t, 2)
 		ro, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		require.NoError(t, err)
+		defer unix.Close(ro)
 		addr, err := rawMmap(0, uintptr(2*pageSize), unix.PROT_READ, unix.MAP_SHARED, ro, 0)
 		require.NoError(t, err)
+		leaktest.Area(t, addr, 2*pageSize)
 		require.Equal(t, hca.Watch{Kind: hca.MemUnknown, Why: hca.UnkeptRefused}, m.Watch(hca.Range{Addr: addr, Len: 2 * pageSize}))
 	})
 }
@@ -632,6 +635,7 @@ func TestWatch_DoubtIsBounded(t *testing.T) {
 		}
 		settle(t, m)
 		watched(t, m, part(b, 2, 1))
+		require.NoError(t, rawMunmap(b.Addr, uintptr(b.Len)))
 	})
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/holdfast/internal/leaktest"
 )
 
 // TestMain lets the test binary be a contender's process, as the command's
@@ -24,7 +26,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("GORACE") == "" {
 		os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}
-	os.Exit(m.Run())
+	leaktest.Main(m)
 }
 
 func command(t *testing.T, args ...string) (stdout, stderr string, status int) {

@@ -14,6 +14,7 @@ import (
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept"
 	"example.com/holdfast/internal/childtest"
+	"example.com/holdfast/internal/leaktest"
 )
 
 const rw = unix.PROT_READ | unix.PROT_WRITE
@@ -54,6 +55,9 @@ func mmap(t *testing.T, at uint64, length uint64, prot, flags, fd int) uint64 {
 	t.Helper()
 	p, err := unix.MmapPtr(fd, 0, pointer(at), uintptr(length), prot, flags)
 	require.NoError(t, err)
+	if flags&unix.MAP_FIXED == 0 {
+		leaktest.Area(t, uint64(uintptr(p)), length)
+	}
 	return uint64(uintptr(p))
 }
 
@@ -114,6 +118,7 @@ func memfd(t *testing.T, n uint64) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
 	require.NoError(t, unix.Ftruncate(fd, int64(n*pageSize)))
 	return fd
 }

@@ -15,6 +15,7 @@ import (
 
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept"
+	"example.com/holdfast/internal/leaktest"
 )
 
 // What this source reports, row by row of the table in docs. Each test does it
@@ -192,7 +193,9 @@ func TestSees_TruncateUnmapped(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
 		a := memory(t, 1)
 		require.Empty(t, during(t, m, a, func() {
-			fd := memfd(t, 4)
+			fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+			require.NoError(t, err)
+			require.NoError(t, unix.Ftruncate(fd, int64(4*pageSize)))
 			require.NoError(t, unix.Ftruncate(fd, 0))
 			require.NoError(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(pageSize)))
 			require.NoError(t, unix.Close(fd))
@@ -271,6 +274,7 @@ func shm(t *testing.T) (id int, r hca.Range) {
 	require.NoError(t, err)
 	b, err := unix.SysvShmAttach(id, 0, 0)
 	require.NoError(t, err)
+	leaktest.Area(t, hca.RangeOf(b).Addr, 2*pageSize)
 	_, err = unix.SysvShmCtl(id, unix.IPC_RMID, nil) // goes with its last user
 	require.NoError(t, err)
 	return id, hca.RangeOf(b)

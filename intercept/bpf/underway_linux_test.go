@@ -33,6 +33,7 @@ func newGate(t *testing.T) gate {
 	if err != nil {
 		t.Skipf("the test cannot stop a system call in the kernel: userfaultfd: %v", err)
 	}
+	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
 	require.NoError(t, uffd.Enable(fd, uffd.Features))
 	return gate{fd: fd}
 }

@@ -34,11 +34,14 @@ func newUring(t *testing.T) *uring {
 		t.Skipf("no io_uring here: %v", errno)
 	}
 	u.fd = int(fd)
+	t.Cleanup(func() { require.NoError(t, unix.Close(u.fd)) })
 	var err error
 	u.ring, err = unix.Mmap(u.fd, 0, 4096, rw, unix.MAP_SHARED|unix.MAP_POPULATE)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(u.ring)) })
 	u.sqes, err = unix.Mmap(u.fd, 0x10000000, 4096, rw, unix.MAP_SHARED|unix.MAP_POPULATE)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(u.sqes)) })
 	return u
 }
 

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/internal/leaktest"
 	"example.com/holdfast/regcache"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var update = flag.Bool("update", false, "write the golden files anew")
 

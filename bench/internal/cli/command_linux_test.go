@@ -18,6 +18,7 @@ import (
 
 	"example.com/holdfast/bench/internal/memory"
 	"example.com/holdfast/internal/childtest"
+	"example.com/holdfast/internal/leaktest"
 )
 
 // limit is how long one run of the command may take here.
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	leaktest.Main(m)
 }
 
 // command is a run of bench that is killed after limit.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"example.com/holdfast/internal/leaktest"
 )
 
 // limit ends what hangs.
@@ -27,7 +29,7 @@ func TestMain(m *testing.M) {
 	if s := os.Getenv(ticketVar); s != "" {
 		asRank(s)
 	}
-	os.Exit(m.Run())
+	leaktest.Main(m)
 }
 
 // asRank joins, puts its process number, and waits for what never comes.

@@ -1,0 +1,9 @@
+package imb
+
+import (
+	"testing"
+
+	"example.com/holdfast/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -1,0 +1,9 @@
+package pattern
+
+import (
+	"testing"
+
+	"example.com/holdfast/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
