@@ -1,5 +1,7 @@
 package hca
 
+import "sync/atomic"
+
 // MemKind says how the end of a piece of memory is learned, and with that what
 // a kept registration of it needs. The order is from what is known least to
 // what is known best; memory of several kinds counts as the least of them.
@@ -84,6 +86,11 @@ type Watch struct {
 	// this memory would arrive: what the probe has to ask. 0 unless Kind is
 	// MemForeign.
 	Domains uint32
+	// Counter is, for MemOwned, a word of its own that is raised like the
+	// monitor's before this memory goes, and seldom for other memory: so that
+	// who looks after this memory is not disturbed by the rest. nil: the
+	// monitor's.
+	Counter *atomic.Uint64
 	// Why says in a few words why the memory is not known better, for MemUnknown.
 	Why Unkept
 }

@@ -33,15 +33,16 @@ func (c *Cache) GetBatch(gs []hca.Range, a hca.Access, out []*Region) error {
 	return nil
 }
 
-// hitBatch is the hit of hit.go with the steps in the same order, steps 3 and 4
-// done for all before 5 and 6 are done once: what these prove holds for every
-// reference that was taken before them.
+// hitBatch is the hit of hit.go, done for all before the probe is asked once, and
+// the counter of foreign memory is looked at again: what these prove holds for
+// every reference that was taken before them.
 func (c *Cache) hitBatch(gs []hca.Range, a hca.Access, out []*Region) bool {
-	g := c.counter.Load()
-	settled := g == c.applied.Load()
-	domains, need := uint32(0), checkNothing
+	w0 := &c.words[0]
+	g0 := w0.counter.Load()
+	settled0 := g0 == w0.applied.Load()
+	domains, probe := uint32(0), false
 	n := 0
-	for ; n < len(gs); n++ {
+	for ; n < len(gs) && c.omit == 0; n++ {
 		addr, end := gs[n].Addr, gs[n].End()
 		if end <= addr {
 			break
@@ -50,14 +51,19 @@ func (c *Cache) hitBatch(gs []hca.Range, a hca.Access, out []*Region) bool {
 		if r == nil {
 			break
 		}
-		if w := r.state.Add(stHit + stRef); w&stHitRare != 0 && !c.hitRare(r, w) {
+		r.state.Add(stHit + stRef)
+		settled := r.check == checkNothing || r.check == checkProbe && settled0 || r.check == checkCounter && c.words[r.word].settled()
+		if s := r.state.Load(); s&stHitRare != 0 && !c.hitRare(r, s) {
 			break
 		}
-		domains, need = domains|r.domains, max(need, r.check)
+		if !settled {
+			c.undoHit(r)
+			break
+		}
+		domains, probe = domains|r.domains, probe || r.check == checkProbe
 		out[n] = r
 	}
-	if n == len(gs) && c.omit == 0 && (need == checkNothing ||
-		settled && (need == checkCounter || !c.monitor.UnderWay(domains)) && c.counter.Load() == g) {
+	if n == len(gs) && (!probe || !c.monitor.UnderWay(domains) && w0.counter.Load() == g0) {
 		for _, r := range out[:n] {
 			r.traceGet()
 		}

@@ -14,24 +14,16 @@ import (
 
 // Cache is a registration cache over one Backend. Make it with New.
 type Cache struct {
-	// Read by every hit and hardly ever written.
-	counter *atomic.Uint64 // the monitor's; of the cache itself if there is none
+	// Read by hits and seldom written.
+	words   [maxWords]word
 	index   index
-	monitor Monitor // nil: only held memory is kept
+	recall  atomic.Uint64 // how often Views were asked to let go of what they do not use
+	omit    omission      // what a test has left out of the protocol; 0 outside tests
+	monitor Monitor       // nil: only held memory is kept
 	backend Backend
 	info    BackendInfo
 	cfg     Config
-	omit    omission // what a test has left out of the protocol; 0 outside tests
-
-	_ [64]byte
-	// applied is the last settled value of the counter up to which every event
-	// has been applied to the index. Read by hits, written under mu.
-	applied atomic.Uint64
-	// recall counts how often Views were asked to let go of what they do not use.
-	recall atomic.Uint64
-	_      [48]byte
-
-	touched atomic.Pointer[Region] // Regions hit since the last replay, newest first
+	_       [128]byte // what comes after is written all the time
 
 	made     time.Time
 	reap     chan struct{}  // capacity 1: there may be events or dead Regions
@@ -41,6 +33,7 @@ type Cache struct {
 
 	mu        sync.Mutex
 	state     cacheState            // guarded by mu
+	numWords  int                   // guarded by mu: words in use
 	feed      hca.Feed              // guarded by mu; nil without monitor
 	events    [64]hca.Event         // guarded by mu: scratch for the feed
 	scratch   []*Region             // guarded by mu: scratch for look-ups of overlap
@@ -108,7 +101,7 @@ func New(b Backend, cfg Config) (*Cache, error) {
 		c.monitor = nil // nothing that it tells could make a registration wrong
 	}
 	if c.monitor == nil {
-		c.counter = new(atomic.Uint64)
+		c.setCounter(new(atomic.Uint64))
 	} else if err := c.attach(); err != nil {
 		return nil, err
 	}

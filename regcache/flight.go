@@ -296,7 +296,7 @@ func (c *Cache) pinnedBytes(g hca.Range) uint64 {
 func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Region {
 	r := &Region{
 		start: g.Addr, end: g.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
-		domains: w.Domains, kind: w.Kind, cache: c,
+		domains: w.Domains, kind: w.Kind, word: c.wordLocked(w), cache: c,
 		cold: &cold{mr: mr, keep: f.held, born: tickOf(c.clock())},
 	}
 	switch {
@@ -318,11 +318,11 @@ func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Regi
 // otherwise why not. Cache.mu is held at the beginning and at the end.
 func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	for try := 0; ; try++ {
-		settled := c.applyLocked()
+		c.applyLocked()
 		if f.touched && (r.check != checkNothing || f.owner) {
 			return hca.UnkeptUnsettled, false
 		}
-		if r.check == checkNothing || settled && c.quietLocked(r) {
+		if r.check == checkNothing || c.quietLocked(r) {
 			break
 		}
 		if try == maxTries {
@@ -332,7 +332,6 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 		runtime.Gosched()
 		c.mu.Lock()
 	}
-	c.replayLocked() // what was hit before this moment is older
 	c.dropRedundantLocked(r)
 	r.state.Store(stRef | stCold | r.probeBit())
 	r.cold.inIndex, r.cold.used = true, c.clock()
@@ -341,11 +340,12 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	return hca.KeptAllRight, true
 }
 
-// quietLocked is the part of the hit's proof that comes after the counter was
-// found equal to applied: nothing under way, and nothing counted meanwhile.
+// quietLocked is the proof of a hit, under the lock: everything counted has been
+// applied, nothing is under way, and nothing was counted meanwhile.
 func (c *Cache) quietLocked(r *Region) bool {
-	g := c.applied.Load()
-	return (r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && c.counter.Load() == g
+	w := &c.words[r.word]
+	g := w.counter.Load()
+	return g == w.applied.Load() && (r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && w.counter.Load() == g
 }
 
 // dropRedundantLocked takes out what the new Region r does better: Regions

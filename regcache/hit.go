@@ -12,59 +12,62 @@ import (
 // never answers with memory that is gone is this.
 //
 // Let an operation take memory away. The monitor promises (see Monitor): its
-// event is in every feed before the counter counts it; while it is out of the
-// kernel and not yet counted, the counter is unsettled; and before the memory
-// goes either the counter has counted it (owned memory) or UnderWay has begun
-// to answer true for it (foreign memory), until the counter is unsettled or
+// event is in every feed before the memory's counter counts it; while it is out
+// of the kernel and not yet counted, the counter is unsettled; and before the
+// memory goes either the counter has counted it (owned memory) or UnderWay has
+// begun to answer true for it (foreign memory), until the counter is unsettled or
 // has counted it.
 //
 // A hit does, in this order:
 //
-//  1. g = counter;
-//  2. g must equal applied. applied is only ever a settled value (parity: an
-//     unsettled g can equal no applied), and every event that g counts has been
-//     applied: Regions it touched are dead;
-//  3. look the Region up;
-//  4. take a reference; the Region must not be dead after that. From here it is
-//     not deregistered until the reference is given back;
+//  1. look a Region up that covers the range with the access;
+//  2. take a reference. If the Region is not dead in a later step it was not dead
+//     in this one, and is not deregistered until the reference is given back;
+//  3. g = the counter of its memory; g must equal applied. applied is only ever a
+//     settled value (parity: an unsettled g can equal no applied), and every event
+//     that g counts has been applied: Regions it touched are dead;
+//  4. the Region must not be dead;
 //  5. foreign memory: UnderWay must answer false;
-//  6. counter must still be g.
+//  6. foreign memory: the counter must still be g.
 //
-// Suppose it answers with a Region whose memory an operation took away before
-// step 6 was over, the operation having begun after the Region was published.
-// If the event is counted in g, the Region was dead before step 2 loaded
-// applied, so step 4 saw it. If it was counted after step 1 and before step 6,
-// step 6 saw another value; the same if the counter was unsettled by it. If it
-// was not counted by step 6: owned memory had then not gone yet, and foreign
-// memory that had gone before step 5 made step 5 see it. Foreign memory that
-// goes after step 5 goes while the caller already holds what was right at step
-// 5, a moment within the call.
+// Suppose it answers with a Region whose memory an operation took away, the
+// operation having begun after the Region was published. If the event was counted
+// when step 3 loaded g, the Region was dead before step 3 loaded applied, so step 4
+// saw it. So the event was counted after that moment. Owned memory goes after its
+// event is counted, so at that moment, within the call, the answer was right. If
+// foreign memory went before step 5 it made step 5 see it, or the counter had been
+// raised or unsettled by then, and step 6 saw it. Foreign memory that goes after
+// step 5 goes while the caller already holds what was right at step 5, a moment
+// within the call.
 //
 // The steps are atomic loads and additions, which in Go are all in one order
 // (sequentially consistent, The Go Memory Model), and the monitor's system call
 // in step 5 is ordered by the kernel's lock, after 4 and before 6 in program
 // order.
 //
-// Regions whose check is checkNothing need none of it: held memory cannot go
-// away while its Region is kept, and an on-demand registration stays right
-// whatever happens to the memory.
+// Regions whose check is checkNothing need only steps 1, 2 and 4: held memory
+// cannot go away while its Region is kept, and an on-demand registration stays
+// right whatever happens to the memory. They look at no counter, so that no event
+// costs their hits anything.
 //
 // The code is in three pieces: lookUp has the steps for the two cheap kinds of
-// memory and the first probes of the table; proved has all of them from 4 on; hit
+// memory and the first probes of the table; proved has all of them from 3 on; hit
 // is the same path for those who have already left the straight one.
 
 // lookUp is Get and GetBytes: a hit, or whatever else it takes. p is not nil if
-// the caller has a slice.
+// the caller has a slice; then addr is 0, and is found in it.
 //
 // It is written for the compiler. Whatever is not the straight path is left by a
 // call whose result is returned at once, so that nothing has to be saved on the
-// stack for after it: a locked instruction waits for the stores before it.
+// stack for after it: a locked instruction waits for the stores before it. For the
+// same reason Get, GetBytes and Release are short enough to be put where they are
+// called. What is loaded after the locked instruction costs least: it does not
+// hold it up.
 func (c *Cache) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
 	addr |= uint64(uintptr(p))
 	end := addr + n
-	g := c.counter.Load()
-	if g != c.applied.Load() || end <= addr {
-		return c.lookFurther(addr, end, a, p)
+	if end <= addr {
+		return c.get(addr, n, a, p)
 	}
 	t := c.index.table.Load()
 	large := uint(bits.Len64(n-1)) & 63
@@ -73,21 +76,27 @@ func (c *Cache) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region,
 		if r == nil || r.start > addr || end > r.end || r.access&a != a {
 			continue
 		}
-		if w := r.state.Add(stHit + stRef); w&stHitRare == 0 && c.counter.Load() == g {
+		if r.check == checkNothing {
+			if r.state.Add(stHit+stRef)&stHitRare == 0 {
+				r.traceGet()
+				return r, nil
+			}
+			return c.finish(r, addr, end, a, p)
+		}
+		r.state.Add(stHit + stRef)
+		if c.words[r.word&(maxWords-1)].settled() && r.state.Load()&stHitRare == 0 {
 			r.traceGet()
 			return r, nil
 		}
-		return c.finish(r, g, addr, end, a, p)
+		return c.finish(r, addr, end, a, p)
 	}
 	return c.lookFurther(addr, end, a, p)
 }
 
-// finish ends a look-up that found a Region by its first probes, with the
-// counter at g and everything applied, and has taken the reference, but needs
-// more than the cheapest proof. The Region may have died since the reference was
-// taken; then it is taken for one that was dead before.
-func (c *Cache) finish(r *Region, g, addr, end uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
-	if c.proved(r, r.state.Load(), g, true) {
+// finish ends a look-up that found a Region by its first probes, and has taken
+// the reference, but needs more than the cheapest proof.
+func (c *Cache) finish(r *Region, addr, end uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	if c.proved(r) {
 		r.traceGet()
 		return r, nil
 	}
@@ -107,29 +116,33 @@ func (c *Cache) lookFurther(addr, end uint64, a hca.Access, p unsafe.Pointer) (*
 // it finds nothing or cannot prove it, which proves nothing. An empty range, or
 // one that runs past the end of the address space, is no hit.
 func (c *Cache) hit(addr, end uint64, a hca.Access, limit int) *Region {
-	g := c.counter.Load()
-	settled := g == c.applied.Load()
 	if end <= addr {
 		return nil
 	}
 	r := c.index.find(addr, end, a, limit)
-	if r == nil || !c.proved(r, r.state.Add(stHit+stRef), g, settled) {
+	if r == nil {
+		return nil
+	}
+	r.state.Add(stHit + stRef)
+	if !c.proved(r) {
 		return nil
 	}
 	return r
 }
 
-// proved is steps 4 to 6 for a Region whose reference has been taken, which made
-// its word w: it reports whether the caller has it, and gives the reference back
-// if not. g was loaded and compared with applied before the Region was looked up.
-func (c *Cache) proved(r *Region, w, g uint64, settled bool) bool {
-	if w&stHitRare != 0 && !c.hitRare(r, w) {
+// proved is steps 3 to 6 for a Region whose reference has been taken: it reports
+// whether the caller has it, and gives the reference back if not.
+func (c *Cache) proved(r *Region) bool {
+	w := &c.words[r.word]
+	g := w.counter.Load()
+	settled := g == w.applied.Load()
+	if s := r.state.Load(); s&stHitRare != 0 && !c.hitRare(r, s) {
 		return false
 	}
 	if r.check == checkNothing {
 		return true
 	}
-	ok := settled && (r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && c.counter.Load() == g
+	ok := settled && (r.check == checkCounter || !c.monitor.UnderWay(r.domains) && w.counter.Load() == g)
 	if c.omit != 0 {
 		ok = c.provedOmitting(r, g, settled)
 	}
@@ -153,7 +166,7 @@ func (c *Cache) hitRare(r *Region, w uint64) bool {
 		c.harvestHits(r)
 	}
 	if w&stCold != 0 {
-		c.touch(r)
+		r.touch()
 	}
 	return true
 }
@@ -192,9 +205,10 @@ const (
 
 // provedOmitting is steps 5 and 6 without the parts that a test has left out.
 func (c *Cache) provedOmitting(r *Region, g uint64, settled bool) bool {
+	w := &c.words[r.word]
 	ok := settled || c.omit&omitApplied != 0 ||
-		c.omit&omitParity != 0 && g&^hca.Unsettled == c.applied.Load()
+		c.omit&omitParity != 0 && g&^hca.Unsettled == w.applied.Load()
 	ok = ok && (r.check == checkCounter || c.omit&omitProbe != 0 || !c.monitor.UnderWay(r.domains))
-	return ok && (c.omit&omitSecondLook != 0 || c.counter.Load() == g ||
-		c.omit&omitParity != 0 && c.counter.Load()&^hca.Unsettled == g&^hca.Unsettled)
+	return ok && (c.omit&omitSecondLook != 0 || w.counter.Load() == g ||
+		c.omit&omitParity != 0 && w.counter.Load()&^hca.Unsettled == g&^hca.Unsettled)
 }

@@ -40,8 +40,10 @@ import (
 type index struct {
 	table   atomic.Pointer[table]
 	classes atomic.Uint64 // bit c set: there are Regions of class c
+	_       [112]byte     // hits read what is above, and what is below is written by every miss
 
 	// guarded by Cache.mu
+	used     int            // entries of the table that are not nil, tombstones counted
 	perClass [64]int        // Regions of each class
 	regions  int            // Regions in the index
 	areas    map[uint64]int // Regions that start in each run of areaBlocks blocks, by areaOf their key
@@ -51,7 +53,6 @@ type table struct {
 	entries []atomic.Pointer[Region] // nil ends a probe; gone is a tombstone
 	mask    uint64
 	shift   uint // hash to entry
-	used    int  // entries that are not nil, tombstones counted; guarded by Cache.mu
 }
 
 // gone stands where a Region was removed. It covers nothing.
@@ -63,6 +64,10 @@ const (
 
 	// Long events skip stretches of this many blocks in which no Region starts.
 	areaBlocks = 1 << 10
+
+	// The smallest table is large for what it holds, so that entries which hits
+	// read seldom share a line with those that come and go: 32 KiB.
+	minTable = 1 << 12
 
 	// A hit looks at this many entries for a key before it leaves it to the
 	// slow path; there are more only where many Regions of one size overlap.
@@ -93,7 +98,7 @@ func newTable(size int) *table {
 }
 
 func (x *index) init() {
-	x.table.Store(newTable(64))
+	x.table.Store(newTable(minTable))
 	x.areas = map[uint64]int{}
 }
 
@@ -244,7 +249,7 @@ func (r *Region) key() uint64 { return keyOf(r.start, classOf(r.end-r.start)) }
 // insert puts r in. Cache.mu is held.
 func (x *index) insert(r *Region) {
 	t := x.table.Load()
-	if (t.used+1)*8 > len(t.entries)*5 {
+	if (x.used+1)*8 > len(t.entries)*5 {
 		t = x.rebuild()
 	}
 	c := classOf(r.end - r.start)
@@ -253,12 +258,14 @@ func (x *index) insert(r *Region) {
 	}
 	x.regions++
 	x.areas[areaOf(r.key())]++
-	t.put(r)
+	if t.put(r) {
+		x.used++
+	}
 }
 
 // remove takes r out, which must be in. It allocates nothing. Cache.mu is held.
 func (x *index) remove(r *Region) {
-	x.table.Load().drop(r)
+	x.used -= x.table.Load().drop(r)
 	c := classOf(r.end - r.start)
 	if x.perClass[c]--; x.perClass[c] == 0 {
 		x.classes.Store(x.classes.Load() &^ (1 << c))
@@ -273,44 +280,45 @@ func (x *index) remove(r *Region) {
 // rebuild makes a table without tombstones, five sixteenths to half full: a table
 // of that size is used until five eighths of it are full.
 func (x *index) rebuild() *table {
-	size := 64
+	size := minTable
 	for size < (x.regions+1)*2 {
 		size *= 2
 	}
 	t := newTable(size)
 	x.table.Load().walk(func(r *Region) bool { t.put(r); return true })
+	x.used = x.regions
 	x.table.Store(t)
 	return t
 }
 
-func (t *table) put(r *Region) {
+// put puts r in and reports whether that took an entry that was nil.
+func (t *table) put(r *Region) bool {
 	for i := t.slot(r.key()); ; i++ {
 		e := &t.entries[i&t.mask]
 		switch e.Load() {
 		case nil:
-			t.used++
+			e.Store(r)
+			return true
 		case gone:
-		default:
-			continue
+			e.Store(r)
+			return false
 		}
-		e.Store(r)
-		return
 	}
 }
 
-func (t *table) drop(r *Region) {
-	for i := t.slot(r.key()); ; i++ {
-		e := &t.entries[i&t.mask]
-		if e.Load() != r {
-			continue
-		}
-		// A tombstone just before an empty entry ends no probe.
-		if t.entries[(i+1)&t.mask].Load() == nil {
-			e.Store(nil)
-			t.used--
-		} else {
-			e.Store(gone)
-		}
-		return
+// drop takes r out and says how many entries that made nil: a tombstone just
+// before an empty entry ends no probe.
+func (t *table) drop(r *Region) (freed int) {
+	i := t.slot(r.key())
+	for t.entries[i&t.mask].Load() != r {
+		i++
 	}
+	t.entries[i&t.mask].Store(gone)
+	if t.entries[(i+1)&t.mask].Load() == nil {
+		for ; t.entries[i&t.mask].Load() == gone; i-- {
+			t.entries[i&t.mask].Store(nil)
+			freed++
+		}
+	}
+	return freed
 }

@@ -6,22 +6,24 @@ import (
 	"example.com/holdfast/hca"
 )
 
-// applyLocked applies every event that can be read to the index, and reports
-// whether the cache then knows all that the monitor has counted. Cache.mu is
+// applyLocked applies every event that can be read to the index. Cache.mu is
 // held. It allocates nothing but room for its scratch list, and calls neither
 // the backend nor anything that waits.
 //
-// The counter is read before the feed: the monitor puts events into the feed
-// before it counts them, so once the feed is found empty everything that this
-// value counts has been applied, and if it is settled it may be told to hits.
+// The words are read before the feed: the monitor puts events into the feed
+// before it counts them, so once the feed is found empty everything that these
+// values count has been applied, and those that are settled may be told to hits.
 //
 // However fast events come, one call applies no more than applyMost: then it is
-// not finished, answers so, and the reaper goes on.
-func (c *Cache) applyLocked() bool {
+// not finished, tells hits nothing, and the reaper goes on.
+func (c *Cache) applyLocked() {
 	const applyMost = 1 << 16
-	g := c.counter.Load()
-	if g == c.applied.Load() {
-		return true
+	if c.appliedLocked() {
+		return
+	}
+	var counted [maxWords]uint64
+	for i := range c.numWords {
+		counted[i] = c.words[i].counter.Load()
 	}
 	for applied := 0; ; {
 		n := c.feed.Next(c.events[:])
@@ -33,14 +35,18 @@ func (c *Cache) applyLocked() bool {
 		}
 		if applied += n; applied >= applyMost {
 			c.wake()
-			return false
+			return
 		}
 	}
-	if g&hca.Unsettled != 0 && c.omit&omitParity == 0 {
-		return false
+	for i := range c.numWords {
+		w, g := &c.words[i], counted[i]
+		if g&hca.Unsettled != 0 && c.omit&omitParity != 0 {
+			g &^= hca.Unsettled
+		}
+		if g&hca.Unsettled == 0 && w.applied.Load() != g {
+			w.applied.Store(g)
+		}
 	}
-	c.applied.Store(g &^ hca.Unsettled)
-	return c.counter.Load() == g
 }
 
 // eventLocked takes every Region out of look-up that the event touches, and

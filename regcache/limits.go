@@ -33,7 +33,6 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 		freed.bytes += r.pinned()
 	}
 	c.press()
-	c.replayLocked()
 	for {
 		now := c.usage
 		now.regions -= freed.regions
@@ -63,7 +62,6 @@ func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 	}
 	c.press()
 	c.recallLocked()
-	c.replayLocked()
 	var victims []*Region
 	for freed := uint64(0); len(victims) == 0 || freed < bytes; {
 		r := c.evictLocked()
@@ -78,7 +76,7 @@ func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 
 // evictLocked takes the idle Region that was used longest ago out of look-up and
 // counts it; the caller deregisters it, after it has unlocked. nil if none is
-// idle. Cache.mu is held, and the order has been replayed.
+// idle. Cache.mu is held.
 func (c *Cache) evictLocked() *Region {
 	r := c.oldestIdleLocked()
 	if r != nil {

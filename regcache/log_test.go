@@ -33,7 +33,8 @@ func TestLogTellsWhatHappened(t *testing.T) {
 	mustGet(t, c, at(0, 1), hca.LocalWrite).Release()
 	mustGet(t, c, at(0, 1), hca.LocalWrite).Release()
 	mustGet(t, c, at(2, 1), 0).Release()
-	mustGet(t, c, at(4, 1), 0).Release() // evicts the first
+	mustGet(t, c, at(2, 1), 0).Release()
+	mustGet(t, c, at(4, 1), 0).Release() // evicts the first: both were hit
 	mustGet(t, c, at(40, 9), 0).Release()
 	m.event(at(2, 1))
 	quiet(t, c)
@@ -54,7 +55,7 @@ registered 028000+36864 B access=LocalRead lkey=4
 "used once" 028000+36864 B why="no room within the limits"
 deregistered 028000+36864 B why="used once" hits=0
 "memory went away" 002000+4096 B cause=unmap event="[0x7f0000002000,0x7f0000003000) 4096 B"
-deregistered 002000+4096 B why="its memory went away" hits=0
+deregistered 002000+4096 B why="its memory went away" hits=1
 registered 004000+12288 B access=LocalRead lkey=5
 deregistered 004000+4096 B why="replaced by a better one" hits=0
 "invalidated by its owner" 004000+12288 B

@@ -15,7 +15,6 @@ func (c *Cache) Trim(bytes uint64) uint64 {
 	c.mu.Lock()
 	var victims []*Region
 	freed := uint64(0)
-	c.replayLocked()
 	for freed < bytes {
 		r := c.evictLocked()
 		if r == nil {
@@ -36,7 +35,6 @@ func (c *Cache) Flush() int {
 	c.mu.Lock()
 	victims := c.dead
 	c.dead = nil
-	c.replayLocked()
 	for r := c.evictLocked(); r != nil; r = c.evictLocked() {
 		victims = append(victims, r)
 	}

@@ -83,8 +83,8 @@ func invariants(c *Cache) error {
 			used++
 		}
 	}
-	if used != t.used || used*8 > len(t.entries)*5 {
-		return fail("the table of %d has %d entries that are not empty and counts %d", len(t.entries), used, t.used)
+	if used != c.index.used || used*8 > len(t.entries)*5 {
+		return fail("the table of %d has %d entries that are not empty and counts %d", len(t.entries), used, c.index.used)
 	}
 
 	listed := map[*Region]bool{}
@@ -100,19 +100,6 @@ func invariants(c *Cache) error {
 			return fail("%v is parked and nobody uses it", r.Range())
 		}
 	}
-	warm := map[*Region]bool{}
-	for r := c.touched.Load(); r != nil; r = r.cold.next {
-		if warm[r] {
-			return fail("%v is on the touched list twice", r.Range())
-		}
-		warm[r] = true
-	}
-	for _, r := range all {
-		if cold := r.state.Load()&stCold != 0; cold == warm[r] {
-			return fail("%v: cold %v, on the touched list %v", r.Range(), cold, warm[r])
-		}
-	}
-
 	for r := range c.loose {
 		w := r.state.Load()
 		if in[r] || r.cold.inIndex || w&stDead == 0 || w&stClaimed != 0 || w&stRefs == 0 {

@@ -31,7 +31,7 @@ type modelRegion struct {
 	kept   bool // in look-up
 	once   bool // never was
 	parked bool // was in use when something had to be evicted
-	warm   bool // hit since the order was last brought up to date
+	warm   bool // hit since it was last looked at
 	pinned uint64
 	region *Region // the real one, once it was seen
 }
@@ -45,8 +45,7 @@ type modelCall struct {
 type cacheModel struct {
 	kept  []*modelRegion // in look-up
 	loose []*modelRegion // in use, not in look-up
-	order []*modelRegion // kept and not parked, used longest ago first
-	warm  []*modelRegion // hit since, in that order
+	order []*modelRegion // kept and not parked, looked at longest ago first
 
 	maxRegions int
 	maxBytes   uint64
@@ -83,20 +82,19 @@ func (m *cacheModel) candidates(g hca.Range, a hca.Access) (out []*modelRegion) 
 	return out
 }
 
-func (m *cacheModel) touch(r *modelRegion) {
-	if !r.warm {
-		r.warm = true
-		m.warm = append(m.warm, r)
-	}
+// lookAt is what happens to a Region that was hit since.
+func (m *cacheModel) lookAt(r *modelRegion) {
+	r.warm = false
+	m.order = append(without(m.order, r), r)
 }
 
-func (m *cacheModel) replay() {
-	for _, r := range m.warm {
-		if r.warm = false; slices.Contains(m.order, r) {
-			m.order = append(without(m.order, r), r)
+// lookAtAll is what Snapshot does.
+func (m *cacheModel) lookAtAll() {
+	for _, r := range slices.Clone(m.order) {
+		if r.warm {
+			m.lookAt(r)
 		}
 	}
-	m.warm = nil
 }
 
 // drop counts a deregistration.
@@ -126,6 +124,10 @@ func (m *cacheModel) leave(r *modelRegion) {
 func (m *cacheModel) evictOldest() *modelRegion {
 	for len(m.order) > 0 {
 		r := m.order[0]
+		if r.warm {
+			m.lookAt(r)
+			continue
+		}
 		if r.refs == 0 {
 			m.want.Evictions++
 			m.leave(r)
@@ -144,7 +146,6 @@ func (m *cacheModel) makeRoom(regions int, bytes uint64) {
 	if bytes > m.maxBytes || regions > m.maxRegions || m.fits(regions, bytes) {
 		return
 	}
-	m.replay()
 	for !m.fits(regions, bytes) {
 		if m.evictOldest() == nil {
 			return
@@ -206,7 +207,6 @@ func (m *cacheModel) register(g hca.Range, a hca.Access, keep, last bool) (fits,
 		if !last || !errors.Is(err, hca.ErrNoKeys) && !errors.Is(err, hca.ErrNoMemory) {
 			return false, false, err
 		}
-		m.replay()
 		before, freed, n := m.want.Deregistrations, uint64(0), uint64(0)
 		for n == 0 || freed < bytes {
 			r := m.evictOldest()
@@ -277,7 +277,6 @@ func (m *cacheModel) attempt(g hca.Range, a hca.Access, held bool, once hca.Unke
 }
 
 func (m *cacheModel) publish(r *modelRegion) {
-	m.replay()
 	for _, old := range slices.Clone(m.kept) {
 		if r.g.Contains(old.g) && r.access.Has(old.access) && r.check <= old.check {
 			m.want.Replaced++
@@ -440,7 +439,7 @@ func (g *modelRig) get(t *rapid.T, r hca.Range, a hca.Access, bytes []byte) {
 	case len(cand) == 0:
 		want, wantErr = m.miss(r, a, bytes != nil, hca.KeptAllRight)
 	case m.underWay && foreign > 0:
-		m.touch(cand[0])
+		cand[0].warm = true
 		want, wantErr = m.miss(r, a, bytes != nil, hca.UnkeptUnsettled)
 	}
 	var got *Region
@@ -462,7 +461,7 @@ func (g *modelRig) get(t *rapid.T, r hca.Range, a hca.Access, bytes []byte) {
 		want = cand[i]
 		want.refs++
 		want.hits++
-		m.touch(want)
+		want.warm = true
 	}
 	if want.region == nil {
 		want.region = got
@@ -552,7 +551,6 @@ func (g *modelRig) actions() map[string]func(*rapid.T) {
 		"trim": func(t *rapid.T) {
 			n := pg * rapid.Uint64Range(0, 8).Draw(t, "pages")
 			var want uint64
-			g.m.replay()
 			for want < n {
 				r := g.m.evictOldest()
 				if r == nil {
@@ -567,7 +565,7 @@ func (g *modelRig) actions() map[string]func(*rapid.T) {
 				t.Skip("not so often")
 			}
 			want := 0
-			for g.m.replay(); g.m.evictOldest() != nil; want++ {
+			for ; g.m.evictOldest() != nil; want++ {
 			}
 			require.Equal(t, want, g.c.Flush())
 		},
@@ -581,7 +579,7 @@ func (g *modelRig) actions() map[string]func(*rapid.T) {
 			require.Equal(t, len(g.m.loose)-before, g.c.Invalidate(r))
 		},
 		"snapshot": func(t *rapid.T) {
-			g.m.replay()
+			g.m.lookAtAll()
 			require.Len(t, g.c.Snapshot(), g.m.regions())
 		},
 		"bad input": func(t *rapid.T) {

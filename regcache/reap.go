@@ -44,15 +44,16 @@ func (c *Cache) attach() error {
 	fail := func(err error, detail string) error {
 		return &hca.OpError{Op: "new cache", Device: c.monitor.String(), Detail: detail, Err: err}
 	}
-	c.counter = c.monitor.Counter()
-	if c.counter == nil {
+	counter := c.monitor.Counter()
+	if counter == nil {
 		return fail(hca.ErrNotSupported, "the monitor has no counter")
 	}
+	c.setCounter(counter)
 	feed, err := c.monitor.Subscribe(c.wake)
 	if err != nil {
 		return fail(err, "subscribing to the monitor")
 	}
-	before := c.counter.Load()
+	before := counter.Load()
 	gone, err := c.monitor.Exercise()
 	if err == nil {
 		err = c.awaitEvent(feed, before, gone)
@@ -73,14 +74,14 @@ func (c *Cache) awaitEvent(feed hca.Feed, before uint64, gone hca.Range) error {
 	defer timer.Stop()
 	seen := false
 	for {
-		g := c.counter.Load()
+		g := c.words[0].counter.Load()
 		for n := feed.Next(c.events[:]); n > 0; n = feed.Next(c.events[:]) {
 			for _, e := range c.events[:n] {
 				seen = seen || e.Range.Contains(gone)
 			}
 		}
 		if seen && g != before && g&hca.Unsettled == 0 {
-			c.applied.Store(g)
+			c.words[0].applied.Store(g)
 			return nil
 		}
 		select {

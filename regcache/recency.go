@@ -10,11 +10,11 @@ import (
 // it costs 16 bytes a Region and no allocation.
 //
 // A hit must not take a lock to say that it happened. It clears the Region's
-// cold bit, if it is set, and the one hit that clears it puts the Region on the
-// cache's touched list, without a lock. Whoever next needs the order replays
-// the list: oldest touch first, each moves its Region to the young end and makes
-// it cold again. So the order is that of the first hits since the last replay,
-// and a Region that is hit all the time costs its hits nothing.
+// cold bit, if it is set, and that is all. Whoever is about to evict the oldest
+// looks at the bit first: a Region that was hit since it was last looked at goes
+// to the young end, cold again, and has its second chance. So a Region that is
+// hit all the time costs its hits nothing, and nothing is done for the order as
+// long as nothing has to go.
 //
 // A Region found in use when something has to be evicted is parked: out of the
 // list, until the Release that makes it idle brings it back.
@@ -65,53 +65,55 @@ func (q *recency) refresh(r *Region) {
 	}
 }
 
-// touch puts r on the touched list if the caller is the one who made it warm.
-func (c *Cache) touch(r *Region) {
-	if r.state.And(^stCold)&stCold == 0 {
-		return
-	}
-	for {
-		head := c.touched.Load()
-		r.cold.next = head
-		if c.touched.CompareAndSwap(head, r) {
-			return
-		}
-	}
+// touch is what a hit does that finds the Region cold.
+func (r *Region) touch() { r.state.And(^stCold) }
+
+// warm reports whether r was hit since it was last looked at.
+func (r *Region) warm() bool { return r.state.Load()&stCold == 0 }
+
+// lookedAtLocked makes r the youngest and cold.
+func (c *Cache) lookedAtLocked(r *Region) {
+	r.state.Or(stCold)
+	r.cold.used = c.clock()
+	c.recency.refresh(r)
 }
 
-// replayLocked brings the order up to date. Cache.mu is held.
-func (c *Cache) replayLocked() {
-	var oldest *Region
-	for r := c.touched.Swap(nil); r != nil; {
-		next := r.cold.next
-		r.cold.next = oldest
-		oldest, r = r, next
-	}
-	if oldest == nil {
-		return
-	}
-	now := c.clock()
-	for r := oldest; r != nil; {
-		next := r.cold.next
-		r.cold.used = now
-		r.cold.next = nil
-		c.recency.refresh(r)
-		r.state.Or(stCold) // from here on it may be on the new list
+// orderLocked looks at every Region in the list, for Snapshot. Cache.mu is held.
+func (c *Cache) orderLocked() {
+	last := c.recency.youngest
+	for r := c.recency.oldest; r != nil; {
+		next := r.cold.younger
+		if r.warm() {
+			c.lookedAtLocked(r)
+		}
+		if r == last {
+			return
+		}
 		r = next
 	}
 }
 
+// maxChances is how many Regions may be given a second chance before one that
+// was hit since is evicted all the same: the one that was looked at longest ago.
+// It bounds how long an eviction holds the lock.
+const maxChances = 1 << 12
+
 // oldestIdleLocked takes the idle Region that was used longest ago out of the
 // index, dead and claimed; nil if none is idle. Regions in use are parked on
-// the way. Cache.mu is held, and the order has been replayed.
+// the way. Cache.mu is held.
 func (c *Cache) oldestIdleLocked() *Region { return c.idleLocked(math.MaxInt64) }
 
 // idleLocked is oldestIdleLocked for Regions last used before a moment.
 func (c *Cache) idleLocked(before time.Duration) *Region {
-	for {
+	for chances := 0; ; {
 		r := c.recency.oldest
 		if r == nil || r.cold.used >= before {
 			return nil
+		}
+		if chances < maxChances && r.warm() {
+			c.lookedAtLocked(r)
+			chances++
+			continue
 		}
 		c.recency.remove(r)
 		if r.killIdle() {

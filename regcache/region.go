@@ -22,6 +22,7 @@ type Region struct {
 	domains    uint32        // for the probe; immutable
 	kind       hca.MemKind   // immutable
 	check      check         // what a hit has to do; immutable
+	word       uint8         // number of the word that counts the end of its memory; immutable
 	cache      *Cache        // immutable
 	cold       *cold         // immutable
 }
@@ -30,7 +31,6 @@ type Region struct {
 type cold struct {
 	mr   *hca.MR        // what to deregister; immutable
 	keep unsafe.Pointer // keeps held memory alive; dropped after deregistration by who claimed it
-	next *Region        // next in the list of Regions hit since the last replay (recency.go)
 	// guarded by Cache.mu
 	hits    uint64        // that it had when it was claimed
 	used    time.Duration // when it was last known to be used, by Cache.clock
@@ -60,7 +60,7 @@ const (
 //	bits 24..58  hits; bit 58 asks for harvesting
 //	bit  59      probe: a hit has to ask the monitor; never changes
 //	bit  60      claimed: somebody has taken it on himself to deregister it
-//	bit  61      cold: not hit since recency was last replayed
+//	bit  61      cold: not hit since it was last looked at for its recency
 //	bit  62      parked: not in the recency list because it was in use when
 //	             the list was last looked through
 //	bit  63      dead: out of look-up for ever

@@ -55,8 +55,8 @@ type RegionInfo struct {
 	Age time.Duration // since it was registered, to a sixteenth of a second
 	// Unused is for how long at least nobody asked for it: 0 while it is in
 	// use. A hit does not read a clock, so the moment of the last one is known
-	// only from above: as that at which the order of recency was next brought
-	// up to date, which a miss, an eviction and Snapshot itself do.
+	// only from above: as that at which somebody next looked whether there were
+	// hits, which evictions, the sweep and Snapshot itself do.
 	Unused time.Duration
 
 	LKey, RKey uint32
@@ -93,7 +93,7 @@ func (c *Cache) Snapshot() []RegionInfo {
 
 // listLocked appends what Snapshot lists, unsorted. Cache.mu is held.
 func (c *Cache) listLocked(list []RegionInfo) []RegionInfo {
-	c.replayLocked() // what was hit up to this moment
+	c.orderLocked() // what was hit up to this moment
 	now := c.clock()
 	c.index.table.Load().walk(func(r *Region) bool {
 		list = append(list, r.infoLocked(now))

@@ -124,7 +124,6 @@ func (c *Cache) sweepOld(before time.Duration) int {
 	n := 0
 	for more := true; more; {
 		c.mu.Lock()
-		c.replayLocked()
 		for range sweepBatch {
 			r := c.idleLocked(before)
 			if more = r != nil; !more {

@@ -76,7 +76,6 @@ func (v *View) GetBytes(b []byte, a hca.Access) (*Region, error) {
 func (v *View) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
 	c := v.c
 	addr |= uint64(uintptr(p))
-	g := c.counter.Load()
 	end := addr + n
 	i := v.last
 	for range viewSlots {
@@ -84,7 +83,7 @@ func (v *View) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region, 
 		if s.start <= addr && end <= s.end && s.access&a == a {
 			r := s.r
 			if end > addr && v.recall == c.recall.Load() &&
-				(r.check == checkNothing || r.check == checkCounter && g == c.applied.Load()) && r.state.Load()&stDead == 0 {
+				(r.check == checkNothing || r.check == checkCounter && c.words[r.word&(maxWords-1)].settled()) && r.state.Load()&stDead == 0 {
 				v.last = i
 				s.out++
 				v.hits++
@@ -105,8 +104,6 @@ func (v *View) lookFurther(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Reg
 		v.recall = asked
 		v.Drop()
 	}
-	g := c.counter.Load()
-	settled := g == c.applied.Load()
 	end := addr + n
 	for i := range v.slots {
 		s := &v.slots[i]
@@ -114,12 +111,15 @@ func (v *View) lookFurther(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Reg
 			continue
 		}
 		r := s.r
+		w := &c.words[r.word]
+		g := w.counter.Load()
+		settled := g == w.applied.Load()
 		if r.state.Load()&stDead != 0 {
 			v.empty(s)
 			continue
 		}
 		if r.check == checkNothing || settled && c.omit == 0 &&
-			(r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && c.counter.Load() == g {
+			(r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && w.counter.Load() == g {
 			v.last = i
 			s.out++
 			v.hits++
