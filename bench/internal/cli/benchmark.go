@@ -14,6 +14,7 @@ import (
 	"example.com/holdfast/bench/internal/memory"
 	"example.com/holdfast/bench/internal/pingpong"
 	"example.com/holdfast/bench/internal/rig"
+	"example.com/holdfast/bench/internal/team"
 	"example.com/holdfast/hca"
 )
 
@@ -24,9 +25,9 @@ const stuck = time.Minute
 // runBenchmarks is bench without a word or with the names of benchmarks. What
 // the device cannot do is left out, unless it was asked for by name: then
 // nothing runs.
-func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog progress) error {
+func runBenchmarks(args []string, o *options, t team.Team, out *output, prog progress) error {
 	for _, backend := range o.backends {
-		if err := g.Lacks(backend); err != nil && o.named {
+		if err := t.Lacks(backend); err != nil && o.named {
 			return fmt.Errorf("%s: %w", backend, err)
 		}
 	}
@@ -36,7 +37,7 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 		Title:   "holdfast bench, layout of Intel(R) MPI Benchmarks 2021.11",
 		Date:    time.Now().Format(time.ANSIC),
 		Machine: machine, System: system, Release: release, Version: version,
-		Notes:    g.Lines(),
+		Notes:    t.Notes(),
 		Command:  strings.Join(append([]string{"bench"}, args...), " "),
 		MinBytes: sizes[0], MaxBytes: sizes[len(sizes)-1],
 		Names: o.names,
@@ -45,9 +46,9 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 		"# mapping and unmapping them. Filling and checking every byte is not in it.\n")
 
 	busy := busyLine(load(), runtime.NumCPU())
-	r := run{o: o, rig: g, out: out, prog: prog, available: available()}
+	r := run{o: o, team: t, out: out, prog: prog, available: available()}
 	for _, backend := range o.backends {
-		if err := g.Lacks(backend); err != nil {
+		if err := t.Lacks(backend); err != nil {
 			fmt.Fprintf(out, "\n# Backend               : %s: not run, %v\n", backend, err)
 			r.lacking = append(r.lacking, backend)
 			continue
@@ -76,10 +77,9 @@ func runBenchmarks(args []string, o *options, g *rig.Rig, out *output, prog prog
 // run is one run of a benchmark with all its series.
 type run struct {
 	o     *options
-	rig   *rig.Rig
+	team  team.Team
 	out   *output
 	prog  progress
-	game  pingpong.Game
 	table compare.Table
 	wrong int // bytes
 	unrun int // samples for which there was no memory
@@ -144,12 +144,12 @@ func wrap(text string, width int) []string {
 // memory for a size cannot be pinned, its row says so, and so do those of the
 // larger ones.
 func (r *run) series(backend string, kind memory.Kind) (err error) {
-	pair, err := r.rig.NewPair(backend)
+	pair, err := r.team.Pair(backend)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, pair.Close()) }()
-	fmt.Fprintf(r.out, "\n# Backend               : %s (%s)\n# Buffers               : %v\n", backend, pair.Name, kind)
+	fmt.Fprintf(r.out, "\n# Backend               : %s (%s)\n# Buffers               : %v\n", backend, pair.Name(), kind)
 	imb.WriteTitle(r.out, "PingPong")
 	prev := 0
 	noMemory := ""
@@ -195,32 +195,26 @@ var errOutOfMemory = errors.New("out of memory")
 
 // sample measures one size: a few repetitions to see how long one takes, then
 // as many as the policy says.
-func (r *run) sample(pair *rig.Pair, kind memory.Kind, size, prev int) (s pingpong.Sample, err error) {
+func (r *run) sample(pair team.Pair, kind memory.Kind, size, prev int) (s pingpong.Sample, err error) {
 	if err := enough(kind, size, r.available); err != nil {
 		return s, err
-	}
-	for i := range r.game.Ranks {
-		src, err := memory.NewSource(r.rig.Mapper, kind, size, rig.PoolPairs)
-		if err != nil {
-			return s, err
-		}
-		defer func() { err = errors.Join(err, src.Close()) }()
-		r.game.Ranks[i] = pingpong.Rank{End: pair.Ends[i], Buffers: src}
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), stuck,
 		fmt.Errorf("no progress with messages of %d bytes for %v", size, stuck))
 	defer cancel()
-	runtime.GC() // so that none falls into the sample
+	if err := pair.Prepare(ctx, kind, size); err != nil {
+		return s, err
+	}
 	// A few repetitions tell how long one takes, the untimed steps included,
 	// and warm up.
 	test := min(10, r.o.iter.Select(size))
 	start := time.Now()
-	first, err := r.game.Play(ctx, 0, test)
+	first, err := pair.Play(ctx, 0, test)
 	if err != nil {
 		return s, err
 	}
 	n := r.o.iter.Dynamic(size, prev, r.o.secs, time.Since(start).Seconds()/float64(test))
-	s, err = r.game.Play(ctx, max(0, imb.WarmUp(n)-test), n)
+	s, err = pair.Play(ctx, max(0, imb.WarmUp(n)-test), n)
 	s.Wrong += first.Wrong
 	return s, err
 }

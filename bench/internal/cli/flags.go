@@ -25,6 +25,7 @@ type options struct {
 	trustODP bool
 	buffers  []memory.Kind
 	device   string
+	apart    bool    // a process for each rank
 	secs     float64 // at most for a sample
 }
 
@@ -53,6 +54,8 @@ flags:
   -trust-odp        use on-demand paging of a real adapter that is right for whole
                     pages only, as that of Soft-RoCE: buffers here begin at the
                     beginning of a page (without: it is taken for none)
+  -ranks where      thread: both ranks are threads of one process; process: each is a
+                    process of its own, with a real adapter only (thread)
   -time seconds     that a sample may take: fewer repetitions if need be (0.1)
   -h                this text
 
@@ -80,6 +83,7 @@ func parse(args []string) (*options, error) {
 	backend := fs.String("backend", strings.Join(rig.DefaultBackends(), ","), "")
 	buffers := fs.String("buffers", "same,fresh,fresh-same-va,pool", "")
 	fs.StringVar(&o.device, "device", "live", "")
+	ranks := fs.String("ranks", "thread", "")
 	fs.BoolVar(&o.trustODP, "trust-odp", false, "")
 	fs.Float64Var(&o.secs, "time", defaultSecs, "")
 
@@ -121,6 +125,9 @@ func parse(args []string) (*options, error) {
 	if err = rig.CheckDevice(o.device); err != nil {
 		return nil, fmt.Errorf("-device: %w", err)
 	}
+	if o.apart, err = parseRanks(*ranks, o.device); err != nil {
+		return nil, fmt.Errorf("-ranks: %w", err)
+	}
 	if o.trustODP && o.device == "live" {
 		return nil, errors.New("-trust-odp means nothing for live")
 	}
@@ -128,6 +135,19 @@ func parse(args []string) (*options, error) {
 		return nil, fmt.Errorf("-time: %v is not more than 0 and at most 3600 seconds", o.secs)
 	}
 	return o, nil
+}
+
+// parseRanks reads where the ranks are, and whether the device can do that.
+func parseRanks(s, device string) (apart bool, err error) {
+	switch {
+	case s == "thread":
+		return false, nil
+	case s != "process":
+		return false, fmt.Errorf("%q is neither thread nor process", s)
+	case device == "live":
+		return false, errors.New("live moves bytes between two ranks of one process only; two processes need a real adapter (-device verbs:NAME)")
+	}
+	return true, nil
 }
 
 // setNames reads what is not a flag.

@@ -2,7 +2,10 @@
 
 package cli
 
-import "runtime"
+import (
+	"os"
+	"runtime"
+)
 
 // host names the machine and the system.
 func host() (machine, system, release, version string) {
@@ -14,3 +17,6 @@ func available() uint64 { return 0 }
 
 // load is not known here.
 func load() float64 { return 0 }
+
+// executable is this program.
+func executable() (string, error) { return os.Executable() }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/holdfast/bench/internal/rig"
+	"example.com/holdfast/bench/internal/team"
 	"example.com/holdfast/hca"
 	"example.com/holdfast/internal/childtest"
 )
@@ -36,7 +37,7 @@ func TestWhatTheDeviceLacks(t *testing.T) {
 				g.Devices[i] = pinning{g.Devices[i]}
 			}
 			var text bytes.Buffer
-			err = runBenchmarks(args, o, g, &output{w: &text}, newProgress(&text))
+			err = runBenchmarks(args, o, team.Threads{Rig: g}, &output{w: &text}, newProgress(&text))
 			return text.String(), err
 		}
 		out, err := run()

@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
 
 	"example.com/holdfast/bench/internal/rig"
+	"example.com/holdfast/bench/internal/team"
 )
 
 // The exit statuses.
@@ -27,23 +30,74 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "bench: %v\n", err)
 		return exitUsage
 	}
+	if ticket := os.Getenv(team.Variable); ticket != "" {
+		if err := team.Rank1(ticket, o.open(1)); err != nil {
+			fmt.Fprintf(stderr, "bench, rank 1: %v\n", err)
+			return exitFail
+		}
+		return exitOK
+	}
 	out := &output{w: stdout}
 	prog := newProgress(stderr)
-	g, err := rig.Open(rig.Config{Device: o.device, TrustODP: o.trustODP})
-	if err == nil {
-		if o.stale {
-			err = runStale(o, g, out, prog)
-		} else {
-			err = runBenchmarks(args, o, g, out, prog)
-		}
-		prog.clear()
-		err = errors.Join(err, g.Close())
+	if o.stale {
+		err = showStale(o, out, prog)
+	} else {
+		err = compareBackends(args, o, out, prog, stderr)
 	}
 	if err = errors.Join(err, out.err); err != nil {
 		fmt.Fprintf(stderr, "bench: %v\n", err)
 		return exitFail
 	}
 	return exitOK
+}
+
+// open opens what the given ranks of this process, or both, run on.
+func (o *options) open(ranks ...int) func() (*rig.Rig, error) {
+	return func() (*rig.Rig, error) {
+		return rig.Open(rig.Config{Device: o.device, TrustODP: o.trustODP, Ranks: ranks})
+	}
+}
+
+// showStale is bench stale.
+func showStale(o *options, out *output, prog progress) error {
+	g, err := o.open()()
+	if err != nil {
+		return err
+	}
+	err = runStale(o, g, out, prog)
+	prog.clear()
+	return errors.Join(err, g.Close())
+}
+
+// compareBackends is bench without a word or with the names of benchmarks.
+func compareBackends(args []string, o *options, out *output, prog progress, stderr io.Writer) error {
+	t, err := o.team(args, stderr)
+	if err != nil {
+		return err
+	}
+	err = runBenchmarks(args, o, t, out, prog)
+	prog.clear()
+	return errors.Join(err, t.Close())
+}
+
+// team makes the two ranks. Where rank 1 is a process it is this program once
+// more, with the same arguments.
+func (o *options) team(args []string, stderr io.Writer) (team.Team, error) {
+	if !o.apart {
+		g, err := o.open()()
+		return team.Threads{Rig: g}, err
+	}
+	self, err := executable()
+	if err != nil {
+		return nil, err
+	}
+	command := exec.Command(self, args...)
+	command.Stderr = stderr
+	t, err := team.Start(command, o.open(0))
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // output remembers the first error of writing, so that a full disk or a closed

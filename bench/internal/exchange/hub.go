@@ -144,7 +144,6 @@ func (h *Hub) attend(c net.Conn) {
 	}()
 	rank, err := h.admit(c)
 	if err != nil {
-		h.refuse(c.RemoteAddr().String(), err)
 		return
 	}
 	err = h.answer(c, rank)
@@ -158,27 +157,38 @@ func (h *Hub) attend(c net.Conn) {
 	h.Lose(rank, reason)
 }
 
-// admit reads the greeting and the ticket, and seats the rank.
+// admit reads the greeting and the ticket, and seats the rank. What is wrong is
+// remembered before the other side hears of it.
 func (h *Hub) admit(c net.Conn) (rank int, err error) {
-	if err := c.SetDeadline(time.Now().Add(h.patience)); err != nil {
-		return 0, err
-	}
-	// The answer to a wrong version is our own: the client tells.
-	err = heardHello(c)
-	if errors.Is(err, errStranger) {
-		return 0, err
-	}
-	if err = errors.Join(err, hello(c)); err != nil {
-		return 0, err
-	}
 	var t Ticket
-	if err := receive(c, &t, h.patience); err != nil {
-		return 0, err
+	if t, err = h.hear(c); err == nil {
+		err = h.seat(c, t)
 	}
-	if err := h.seat(c, t); err != nil {
+	if err != nil {
+		h.refuse(c.RemoteAddr().String(), err)
 		return 0, errors.Join(err, send(c, reply{Refused: err.Error()}, h.patience))
 	}
-	return t.Rank, send(c, reply{}, h.patience)
+	if err := send(c, reply{}, h.patience); err != nil {
+		h.Lose(t.Rank, fmt.Sprintf("its connection failed: %v", err))
+		return 0, err
+	}
+	return t.Rank, nil
+}
+
+// hear reads the greeting and the ticket.
+func (h *Hub) hear(c net.Conn) (t Ticket, err error) {
+	if err := c.SetDeadline(time.Now().Add(h.patience)); err != nil {
+		return t, err
+	}
+	if err = heardHello(c); errors.Is(err, errStranger) {
+		return t, err
+	}
+	// The answer to a wrong version is our own: the client tells.
+	if err = errors.Join(err, hello(c)); err != nil {
+		return t, err
+	}
+	err = receive(c, &t, h.patience)
+	return t, err
 }
 
 // seat checks a ticket and notes the connection of its rank.

@@ -3,6 +3,7 @@ package rig
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"example.com/holdfast/bench/internal/memory"
 	"example.com/holdfast/hca"
@@ -10,9 +11,9 @@ import (
 	"example.com/holdfast/intercept"
 )
 
-// Rig is two devices and a monitor.
+// Rig is the devices of the ranks in this process, and a monitor.
 type Rig struct {
-	Devices [2]hca.Device
+	Devices []hca.Device // one for each of Config.Ranks
 	Monitor *intercept.Monitor
 	Mapper  memory.Mapper
 	fabric  *hcasim.Fabric
@@ -32,17 +33,19 @@ func CheckDevice(name string) error {
 
 // Config says what to open.
 type Config struct {
-	// Device is "live", two adapters in software that share a fabric, or
-	// "verbs:NAME", a real adapter twice.
+	// Device is "live", adapters in software that share a fabric, or
+	// "verbs:NAME", a real adapter opened once for each rank.
 	Device string
 	// TrustODP uses on-demand paging of a real adapter that is right for whole
 	// pages only: see verbs.Config. Buffers here begin at the beginning of a
 	// page, and every byte is checked.
 	TrustODP bool
+	// Ranks are those that this process plays, of 0 and 1. nil: both.
+	Ranks []int
 }
 
-// Open opens two devices that can reach each other, and the best monitor that
-// the machine has. Errors are those of the devices and of intercept.
+// Open opens a device for each rank of this process, which can reach each other, and the best
+// monitor that the machine has. Errors are those of the devices and of intercept.
 func Open(cfg Config) (g *Rig, err error) {
 	g = &Rig{}
 	defer func() {
@@ -51,10 +54,14 @@ func Open(cfg Config) (g *Rig, err error) {
 			g = nil
 		}
 	}()
+	ranks := cfg.Ranks
+	if ranks == nil {
+		ranks = []int{0, 1}
+	}
 	if adapter, ok := verbsName(cfg.Device); ok {
-		err = g.openVerbs(adapter, cfg.TrustODP)
+		err = g.openVerbs(ranks, adapter, cfg.TrustODP)
 	} else {
-		err = g.openLive()
+		err = g.openLive(ranks)
 	}
 	if err != nil {
 		return g, err
@@ -69,24 +76,24 @@ func Open(cfg Config) (g *Rig, err error) {
 	return g, nil
 }
 
-// openLive opens two adapters in software.
-func (g *Rig) openLive() (err error) {
+// openLive opens adapters in software.
+func (g *Rig) openLive(ranks []int) (err error) {
 	if g.fabric, err = hcasim.NewFabric(hcasim.FabricConfig{}); err != nil {
 		return err
 	}
-	return g.fill(func(i int) (hca.Device, error) {
-		return hcasim.Open(hcasim.Live{Fabric: g.fabric, Name: fmt.Sprintf("live%d", i)})
+	return g.fill(ranks, func(rank int) (hca.Device, error) {
+		return hcasim.Open(hcasim.Live{Fabric: g.fabric, Name: fmt.Sprintf("live%d", rank)})
 	})
 }
 
 // fill opens the devices.
-func (g *Rig) fill(open func(i int) (hca.Device, error)) error {
-	for i := range g.Devices {
-		dev, err := open(i)
+func (g *Rig) fill(ranks []int, open func(rank int) (hca.Device, error)) error {
+	for _, rank := range ranks {
+		dev, err := open(rank)
 		if err != nil {
 			return err
 		}
-		g.Devices[i] = dev
+		g.Devices = append(g.Devices, dev)
 	}
 	return nil
 }
@@ -94,13 +101,16 @@ func (g *Rig) fill(open func(i int) (hca.Device, error)) error {
 // Lines say what runs, one line each: the form of the device and what it
 // lacks, and the source of events and why it is not a better one.
 func (g *Rig) Lines() [][2]string {
-	at := g.Devices[0].Attr()
+	var names []string
+	for _, d := range g.Devices {
+		names = append(names, d.Attr().Name)
+	}
 	source := g.Monitor.String()
 	if g.Monitor.Lesser() != nil {
 		source += "; buffers are mapped through it"
 	}
 	return [][2]string{
-		{"Devices", at.Name + " and " + g.Devices[1].Attr().Name + ": " + at.Form},
+		{"Devices", strings.Join(names, " and ") + ": " + g.Devices[0].Attr().Form},
 		{"Interception", source},
 	}
 }
@@ -109,9 +119,7 @@ func (g *Rig) Lines() [][2]string {
 func (g *Rig) Close() error {
 	var errs []error
 	for _, d := range g.Devices {
-		if d != nil {
-			errs = append(errs, d.Close())
-		}
+		errs = append(errs, d.Close())
 	}
 	if g.fabric != nil {
 		errs = append(errs, g.fabric.Close())

@@ -180,7 +180,7 @@ func TestLacks(t *testing.T) {
 		{func(o *hca.ODPCaps) { *o = hca.ODPCaps{} }, AllBackends()[2:]},
 	} {
 		// One device that lacks it is enough.
-		cut := &Rig{Devices: [2]hca.Device{g.Devices[0], lesser{g.Devices[1], c.change}}}
+		cut := &Rig{Devices: []hca.Device{g.Devices[0], lesser{g.Devices[1], c.change}}}
 		var lacks []string
 		for _, name := range AllBackends() {
 			if err := cut.Lacks(name); err != nil {

@@ -28,6 +28,6 @@ func checkVerbs(device, adapter string) error {
 
 // openVerbs opens the adapter once for each rank: two protection domains, as
 // two processes would have.
-func (g *Rig) openVerbs(adapter string, trust bool) error {
-	return g.fill(func(int) (hca.Device, error) { return verbs.Open(verbs.Config{Name: adapter, TrustODP: trust}) })
+func (g *Rig) openVerbs(ranks []int, adapter string, trust bool) error {
+	return g.fill(ranks, func(int) (hca.Device, error) { return verbs.Open(verbs.Config{Name: adapter, TrustODP: trust}) })
 }

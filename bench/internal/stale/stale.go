@@ -26,11 +26,11 @@ type Outcome struct {
 // come back, so many that most transfers of one round are hits.
 const keptRegions = 32
 
-// Run runs case c for the given number of rounds on the machine's devices,
+// Run runs case c for the given number of rounds on the two devices of g,
 // with interception or without. Every error that the loop meets is returned;
 // wrong bytes are not errors but counted.
 func Run(ctx context.Context, g *rig.Rig, c Case, rounds int, interception bool) (o Outcome, err error) {
-	s := &stage{ctx: ctx, dev: g.Devices, mapper: g.Mapper}
+	s := &stage{ctx: ctx, dev: [2]hca.Device(g.Devices), mapper: g.Mapper}
 	s.peerReg = msg.Direct{Backend: pinbackend.New(s.dev[1])}
 	var (
 		closeCache func() error
