@@ -3,10 +3,13 @@
 package intercept
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -89,6 +92,81 @@ func TestClosedUserfault(t *testing.T) {
 		require.NoError(t, m.Munmap(b))
 		require.ErrorIs(t, m.Munmap(b[1:]), unix.EINVAL)
 	})
+}
+
+// A child that was forked and has not called exec holds copies of the
+// descriptors, so that closing ours does not end them. Nobody may be left
+// waiting for events that nobody will read: what was watched no longer is.
+func TestCloseWhileForkedChildLives(t *testing.T) {
+	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+		other, err := Userfault() // is let be
+		require.NoError(t, err)
+		theirs := memory(t, 1)
+		watched(t, other, theirs)
+		for range 6 {
+			closeWhileForkedChildLives(t)
+		}
+		require.True(t, armed(t, theirs))
+		require.Equal(t, []hca.Event{unmapEvent(theirs)}, during(t, other, func() { require.NoError(t, rawMunmap(theirs.Addr, uintptr(theirs.Len))) }))
+		require.NoError(t, other.Close())
+	})
+}
+
+func closeWhileForkedChildLives(t *testing.T) {
+	m, err := Userfault()
+	require.NoError(t, err)
+	var all []hca.Range
+	for domains := uint32(0); len(all) < 8 || domains != 1<<len(m.kernel.fds)-1; {
+		a := memory(t, 2)
+		domains |= watched(t, m, a).Domains
+		all = append(all, a)
+	}
+	to := area(t, 2) // what was moved is not known, and watched
+	_, err = rawMremap(all[0].Addr, uintptr(all[0].Len), uintptr(all[0].Len), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Addr)
+	require.NoError(t, err)
+	all[0] = to
+
+	var pipe [2]int
+	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	pid := forkAndHold(pipe[0])
+	require.Positive(t, pid)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var churned atomic.Int64
+	for i := range 4 { // threads that wait for events at that moment
+		r := all[i+1]
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				m.Watch(r)
+				if err := rawMadvise(r.Addr, uintptr(r.Len), unix.MADV_DONTNEED); err != nil {
+					panic(err)
+				}
+				churned.Add(1)
+			}
+		}()
+	}
+	for churned.Load() < 20 {
+		runtime.Gosched()
+	}
+	require.NoError(t, m.Close())
+	close(stop)
+	wg.Wait()
+	for _, r := range all {
+		require.False(t, armed(t, r))
+		require.NoError(t, rawMunmap(r.Addr, uintptr(r.Len)))
+	}
+	_, err = unix.Write(pipe[1], []byte{0})
+	require.NoError(t, err)
+	_, err = unix.Wait4(pid, nil, 0, nil)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(unix.Close(pipe[0]), unix.Close(pipe[1])))
 }
 
 // A source that delivers nothing, or not everything, is found out at start and

@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
@@ -150,10 +151,66 @@ func openError(err error) error {
 func (k *kernel) stop() {
 	k.mu.Lock()
 	k.ended.Store(true)
+	k.disarm()
 	k.mu.Unlock()
 	k.reader.Stop()
 	k.closeFiles()
 	k.workers.Wait()
+}
+
+// disarm ends the watch on everything, while the thread still reads. Closing
+// the last descriptor would do it too, but a child that was forked and does not
+// call exec has copies: then mappings would stay armed, and whoever unmaps them
+// would wait for ever for an event to be read. The caller holds mu.
+//
+// What is armed is asked of the kernel, because memory that was moved or
+// forgotten is not in known. Registering again tells whose it is: it fails for
+// what another userfaultfd has, which must be let be, and Unregister takes any
+// before Linux 6.17. Mappings that are moved meanwhile may be missed, so it is
+// done until there is nothing left, a few times at most.
+func (k *kernel) disarm() {
+	if k.fault() != nil {
+		return // the thread has closed them
+	}
+	for range tries {
+		some := false
+		for _, vma := range k.everything() {
+			if any, err := k.scanner.AnyArmed(vma.lo, vma.hi); err != nil || !any {
+				continue
+			}
+			for _, fd := range k.fds {
+				if uffd.Register(fd, vma.lo, vma.hi) == nil {
+					some = true
+					_ = uffd.Unregister(fd, vma.lo, vma.hi) // fails if it is gone: as well
+				}
+			}
+		}
+		if !some {
+			break
+		}
+	}
+	// Events that were under way have to be read: no new ones begin.
+	for _, fd := range k.fds {
+		uffdSettles(fd)
+	}
+}
+
+// everything is all mappings of the process, or what is known to be watched if
+// they cannot be listed.
+func (k *kernel) everything() []span {
+	self, err := procfs.Self()
+	if err != nil {
+		return k.known.s
+	}
+	all, err := self.ProcMaps()
+	if err != nil {
+		return k.known.s
+	}
+	out := make([]span, len(all))
+	for i, p := range all {
+		out[i] = span{lo: uint64(p.StartAddr), hi: uint64(p.EndAddr)}
+	}
+	return out
 }
 
 // closeFiles closes what the thread does not own.
