@@ -179,6 +179,43 @@ func TestDoesNotSee_ForkCopyOnWrite(t *testing.T) {
 	})
 }
 
+// What a forked child does to its copy of the memory is its own affair, and it
+// waits for nobody.
+func TestDoesNotSee_ForkedChild(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := memory(t, 2)
+		watched(t, m, a)
+		require.Empty(t, during(t, m, func() {
+			pid := forkUnmap(uintptr(a.Addr), uintptr(a.Len))
+			require.Positive(t, pid)
+			var st unix.WaitStatus
+			_, err := unix.Wait4(pid, &st, 0, nil)
+			require.NoError(t, err)
+			require.Zero(t, st.ExitStatus())
+		}))
+		require.Equal(t, byte(0xa5), peek(a.Addr))
+		watched(t, m, a)
+	})
+}
+
+// forkUnmap has a child with a copy of our memory unmap it. The child may do
+// nothing but raw system calls. -1: fork failed.
+//
+//go:norace
+func forkUnmap(addr, length uintptr) int {
+	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 {
+		return -1
+	}
+	if pid == 0 {
+		_, _, errno := unix.RawSyscall(unix.SYS_MUNMAP, addr, length, 0)
+		for {
+			unix.RawSyscall(unix.SYS_EXIT_GROUP, uintptr(errno), 0, 0)
+		}
+	}
+	return int(pid)
+}
+
 // forkAndHold forks; the child, which may do nothing but raw system calls,
 // waits for a byte on fd and exits. -1: fork failed.
 //

@@ -103,6 +103,23 @@ func TestSees_MremapShrink(t *testing.T) {
 	})
 }
 
+// Shrunk and moved in one call: the tail goes first.
+func TestSees_MremapShrinkAndMove(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a, to := memory(t, 4), area(t, 4)
+		watched(t, m, a)
+		events := during(t, m, func() {
+			_, err := rawMremap(a.Addr, uintptr(a.Len), uintptr(pageSize), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Addr)
+			require.NoError(t, err)
+		})
+		require.Contains(t, events, unmapEvent(part(a, 1, 3)))
+		require.Contains(t, events, remapEvent(part(a, 0, 1)))
+		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(a, 0, 1)).Why)
+		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(a, 3, 1)).Why)
+		require.True(t, armed(t, part(to, 0, 1)), "the watch moved along")
+	})
+}
+
 func TestSees_MremapGrow(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
 		space := area(t, 8)

@@ -4,6 +4,7 @@ package intercept
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -685,6 +686,43 @@ func TestWatchingChanges_MremapOverNeighbour(t *testing.T) {
 				require.ErrorIs(t, err, unix.EFAULT)
 			} else {
 				require.NoError(t, err)
+			}
+		}
+	})
+}
+
+// A page of a file that is read brings its neighbours along, if they are in
+// memory; not so where it is watched.
+func TestWatchingChanges_FaultAround(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		const n = 16
+		fd := memfd(t, n)
+		_, err := unix.Pwrite(fd, make([]byte, n*pageSize), 0)
+		require.NoError(t, err)
+		pagemap, err := os.Open("/proc/self/pagemap")
+		require.NoError(t, err)
+		defer pagemap.Close()
+		for _, watch := range []bool{false, true} {
+			// Aligned to as much as is brought along.
+			space := area(t, 2*n)
+			a := hca.Range{Addr: (space.Addr + n*pageSize - 1) &^ (n*pageSize - 1), Len: n * pageSize}
+			_, err := rawMmap(a.Addr, uintptr(a.Len), rw, unix.MAP_SHARED|unix.MAP_FIXED, fd, 0)
+			require.NoError(t, err)
+			if watch {
+				watched(t, m, a)
+			}
+			require.Zero(t, peek(a.Addr))
+			entries := make([]byte, 8*n)
+			_, err = pagemap.ReadAt(entries, int64(a.Addr/pageSize*8))
+			require.NoError(t, err)
+			present := 0
+			for i := range n {
+				present += int(binary.NativeEndian.Uint64(entries[8*i:]) >> 63)
+			}
+			if watch {
+				require.Equal(t, 1, present)
+			} else if present == 1 {
+				t.Skip("this kernel brings no neighbours along (fault_around_bytes)")
 			}
 		}
 	})
