@@ -86,10 +86,10 @@ type Watch struct {
 	// this memory would arrive: what the probe has to ask. 0 unless Kind is
 	// MemForeign.
 	Domains uint32
-	// Counter is, for MemOwned, a word of its own that is raised like the
-	// monitor's before this memory goes, and seldom for other memory: so that
-	// who looks after this memory is not disturbed by the rest. nil: the
-	// monitor's.
+	// Counter is, for MemOwned, the word that counts before this memory goes, in
+	// the same encoding as the monitor's counter and with the same promises. It
+	// counts little else, so that the end of other memory disturbs hits on this as
+	// little as can be. nil: the monitor's counter, which counts everything.
 	Counter *atomic.Uint64
 	// Why says in a few words why the memory is not known better, for MemUnknown.
 	Why Unkept

@@ -56,7 +56,7 @@ func (m *Monitor) Map(r hca.Range, prot, flags, fd int, offset int64) (hca.Range
 	p := m.pages(got)
 	op.finish(nil)
 	m.own.Lock()
-	m.own.owned.put(p.Addr, p.End(), 0)
+	m.own.own(p.Addr, p.End(), 0)
 	m.own.Unlock()
 	return got, nil
 }

@@ -11,7 +11,8 @@ const maxOps = 128
 // ledger is what explicit calls have told: which memory is owned, and what is
 // being done to which memory right now.
 type ledger struct {
-	owned spans
+	owned spans  // dom: the word of a piece, as a bit
+	turn  uint32 // words given out
 	ops   [maxOps]struct {
 		id     uint64 // 0: free
 		lo, hi uint64
@@ -122,11 +123,12 @@ func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
 	}
 	m.own.Lock()
 	op.id = m.own.begin(op.lo, op.hi)
+	dom := m.own.owned.doms(op.lo, op.hi)
 	if cause == hca.CauseUnmap || cause == hca.CauseRemap {
 		op.owned = m.own.owned.within(op.lo, op.hi)
 		m.own.owned.cut(op.lo, op.hi)
 	}
-	m.announce(hca.Event{Range: p, Cause: cause})
+	m.announce(hca.Event{Range: p, Cause: cause}, dom)
 	m.own.Unlock()
 	if op.cause == hca.CauseDiscard && m.kernel != nil {
 		m.kernel.announced(op.id, op.lo, op.hi)
@@ -135,9 +137,11 @@ func (m *Monitor) Begin(r hca.Range, cause hca.Cause) Op {
 	return op
 }
 
-// announce makes an event visible and then counts it. The caller holds own.
-func (m *Monitor) announce(ev hca.Event) {
+// announce makes an event visible and then counts it: on the words in dom, those
+// of what it touches, and on the counter. The caller holds own.
+func (m *Monitor) announce(ev hca.Event, dom uint32) {
 	m.said.Push(ev, m.counter.Load()/hca.CounterStep)
+	m.raise(dom)
 	m.counter.Add(hca.CounterStep)
 	m.announced[ev.Cause].Add(1)
 }
@@ -158,7 +162,7 @@ func (op Op) finish(own []span) {
 		return
 	}
 	for _, s := range own {
-		m.own.owned.put(s.lo, s.hi, 0)
+		m.own.own(s.lo, s.hi, s.dom)
 	}
 	m.own.Unlock()
 	if op.cause == hca.CauseDiscard && m.kernel != nil {
@@ -187,7 +191,7 @@ func (m *Monitor) Adopt(r hca.Range) error {
 	p := m.pages(r)
 	m.own.Lock()
 	defer m.own.Unlock()
-	m.own.owned.put(p.Addr, p.End(), 0)
+	m.own.own(p.Addr, p.End(), 0)
 	return nil
 }
 
@@ -201,8 +205,9 @@ func (m *Monitor) Disown(r hca.Range) error {
 	}
 	p := m.pages(r)
 	m.own.Lock()
+	dom := m.own.owned.doms(p.Addr, p.End())
 	m.own.owned.cut(p.Addr, p.End())
-	m.announce(hca.Event{Range: p, Cause: hca.CauseOwner})
+	m.announce(hca.Event{Range: p, Cause: hca.CauseOwner}, dom)
 	m.own.Unlock()
 	m.ringBell()
 	return nil

@@ -58,7 +58,7 @@ func TestOwned(t *testing.T) {
 	require.Equal(t, hca.Watch{Kind: hca.MemUnknown, Why: hca.UnkeptNoSource}, m.Watch(r))
 
 	require.NoError(t, m.Adopt(r))
-	require.Equal(t, hca.Watch{Kind: hca.MemOwned}, m.Watch(r))
+	require.Equal(t, hca.MemOwned, m.Watch(r).Kind)
 	require.Equal(t, hca.MemOwned, m.Kind(pages(3, 2)))
 	require.Equal(t, hca.MemOwned, m.Kind(hca.Range{Addr: r.Addr + 7, Len: 100}))
 	require.Equal(t, hca.UnkeptNoSource, m.Watch(pages(7, 2)).Why, "partly somebody else's")

@@ -21,6 +21,8 @@ type Monitor struct {
 	// holds the monitor.
 	counter *atomic.Uint64
 
+	words [numWords]counterLine // of owned memory: see words.go
+
 	said   *ring.Ring    // announced by calls; the writer holds own
 	source source.Source // nil without a kernel source
 	kernel *kernel       // the same, if it is userfaultfd
@@ -221,7 +223,10 @@ func (m *Monitor) Close() error {
 // shut does the work of Close.
 func (m *Monitor) shut() {
 	m.closed.Store(true)
-	m.counter.Add(1) // unsettled, and nobody will settle it
+	for i := range m.words {
+		m.words[i].word.Add(1)
+	}
+	m.counter.Add(1) // unsettled, and nobody will settle it, like the words
 	if m.source != nil {
 		m.source.Stop()
 	}

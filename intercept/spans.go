@@ -35,6 +35,14 @@ func (t *spans) covers(lo, hi uint64) (dom uint32, ok bool) {
 	return 0, false
 }
 
+// doms is all that the pieces that touch [lo,hi) are on.
+func (t *spans) doms(lo, hi uint64) (dom uint32) {
+	for i := t.from(lo); i < len(t.s) && t.s[i].lo < hi; i++ {
+		dom |= t.s[i].dom
+	}
+	return dom
+}
+
 // within gives what of the set lies in [lo,hi), clipped to it.
 func (t *spans) within(lo, hi uint64) []span {
 	var in []span

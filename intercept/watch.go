@@ -4,7 +4,8 @@ import "example.com/holdfast/hca"
 
 // Watch sees to it that the end of the memory in r is reported from now on,
 // and says what a kept registration of it needs (regcache.Monitor has the
-// contract). Memory mapped through the monitor is hca.MemOwned at once. Other
+// contract). Memory mapped through the monitor is hca.MemOwned at once, with a
+// counter of its own. Other
 // memory is watched by the kernel source, by whole mappings. The first time
 // that costs some microseconds, and some 20 ns for each page that is there of
 // the 2 MiB around r; later, until an event touches it, no system call.
@@ -40,13 +41,13 @@ func (m *Monitor) watch(r hca.Range) hca.Watch {
 	p := m.pages(r)
 	m.own.Lock()
 	busy := m.own.busy(p.Addr, p.End())
-	_, owned := m.own.owned.covers(p.Addr, p.End())
+	dom, owned := m.own.owned.covers(p.Addr, p.End())
 	m.own.Unlock()
 	switch {
 	case busy:
 		return unknown(hca.UnkeptUnsettled)
 	case owned && m.trusts():
-		return hca.Watch{Kind: hca.MemOwned}
+		return hca.Watch{Kind: hca.MemOwned, Counter: m.word(dom)}
 	case m.source == nil:
 		return unknown(hca.UnkeptNoSource)
 	}

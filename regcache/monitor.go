@@ -14,8 +14,9 @@ import (
 // A source takes an event in, puts it where every feed finds it, and then
 // raises the counter by hca.CounterStep; while it holds an event that no feed
 // can see yet, the counter's low bits (hca.Unsettled) are not zero. For memory
-// of kind hca.MemOwned the counter has been raised before the memory goes. For
-// hca.MemForeign it may be raised later, but then from before the memory goes
+// of kind hca.MemOwned the counter has been raised before the memory goes, and
+// so has the one that Watch named, if it did (hca.Watch.Counter). For
+// hca.MemForeign the counter may be raised later, but then from before the memory goes
 // until the counter is raised UnderWay answers true for the memory's domains.
 type Monitor interface {
 	// Counter is the word that every hit reads: see hca.CounterStep. It is the
