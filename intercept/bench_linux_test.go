@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
 )
@@ -32,10 +33,43 @@ func mustMap(b *testing.B, pages int) hca.Range {
 	return hca.Range{Addr: addr, Len: uint64(n)}
 }
 
+// cpu reports what the processors spent on this process an operation, all
+// threads together: what counts on a machine that does other things as well.
+func cpu(b *testing.B) func() {
+	spent := func() int64 {
+		var u unix.Rusage
+		require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+		return u.Utime.Nano() + u.Stime.Nano()
+	}
+	before := spent()
+	return func() { b.ReportMetric(float64(spent()-before)/float64(b.N), "cpu-ns/op") }
+}
+
+// What an event costs the program: a page is discarded and touched.
+func BenchmarkDiscard(b *testing.B) {
+	round := func(b *testing.B, r hca.Range) {
+		defer cpu(b)()
+		for b.Loop() {
+			if err := rawMadvise(r.Addr, uintptr(r.Len), unix.MADV_DONTNEED); err != nil {
+				b.Fatal(err)
+			}
+			poke(r.Addr, 1)
+		}
+	}
+	b.Run("NoMonitor", func(b *testing.B) { round(b, mustMap(b, 1)) })
+	b.Run("Watched", func(b *testing.B) {
+		m := benchMonitor(b)
+		r := mustMap(b, 1)
+		require.Equal(b, hca.MemForeign, m.Watch(r).Kind)
+		round(b, r)
+	})
+}
+
 // What watching costs the program: mmap, one touch and munmap of 64 KiB. The
 // munmap of watched memory waits until the reader has been woken and has read.
 func BenchmarkMunmap(b *testing.B) {
 	round := func(b *testing.B, between func(hca.Range)) {
+		defer cpu(b)()
 		for b.Loop() {
 			addr, err := rawMmap(0, 16*uintptr(pageSize), rw, shared, -1, 0)
 			if err != nil {
@@ -59,6 +93,7 @@ func BenchmarkMunmap(b *testing.B) {
 	})
 	b.Run("Owned", func(b *testing.B) {
 		m := benchMonitor(b)
+		defer cpu(b)()
 		for b.Loop() {
 			mem, err := m.Mmap(-1, 0, int(16*pageSize), rw, shared)
 			if err != nil {

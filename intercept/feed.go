@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"sync/atomic"
+	"time"
 
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept/internal/ring"
@@ -146,8 +147,18 @@ func (m *Monitor) ringBell() {
 	}
 }
 
-// serve calls the wake functions whenever the bell rings, and keeps the
-// monitor's own view of the address space from falling behind.
+// rest is how long events may be visible before subscribers are woken once
+// more: whoever maps and unmaps in a loop would otherwise pay for waking us each
+// time, as much as for the call itself. The first event after a rest wakes at
+// once. It delays when memory that nobody asks for is unpinned, and nothing
+// else: every Get reads the counter. A small ring has a short rest, so that it
+// is not full before that.
+func (m *Monitor) rest() time.Duration {
+	return min(500*time.Microsecond, time.Duration(m.cfg.Ring)*time.Microsecond)
+}
+
+// serve calls the wake functions when the bell rings, and keeps the monitor's
+// own view of the address space from falling behind.
 func (m *Monitor) serve() {
 	defer m.workers.Done()
 	for {
@@ -156,6 +167,10 @@ func (m *Monitor) serve() {
 		case <-m.done:
 			return
 		}
+		// The source first: it rings again for what comes from here on.
+		if m.source != nil {
+			m.source.CatchUp()
+		}
 		m.subs.Lock()
 		for f := range m.subs.feeds {
 			if f.wake != nil {
@@ -163,8 +178,10 @@ func (m *Monitor) serve() {
 			}
 		}
 		m.subs.Unlock()
-		if m.source != nil {
-			m.source.CatchUp()
+		select {
+		case <-time.After(m.rest()):
+		case <-m.done:
+			return
 		}
 	}
 }

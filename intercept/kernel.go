@@ -24,9 +24,10 @@ type kernel struct {
 	ring    *ring.Ring
 	counter *atomic.Uint64
 	stats   *reader.Stats
-	fds     []int // owned by the reader once it runs
-	maps    int   // /proc/self/maps
-	pagemap int   // /proc/self/pagemap
+	rung    atomic.Uint64 // the reader has rung the bell and it was not answered: it need not ring again
+	fds     []int         // owned by the reader once it runs
+	maps    int           // /proc/self/maps
+	pagemap int           // /proc/self/pagemap
 	wake    *os.File
 	stopFD  int
 	reader  *reader.Reader
@@ -95,8 +96,10 @@ func (k *kernel) fault() error {
 	return nil
 }
 
-// catchUp applies the events that are in the ring.
+// catchUp applies the events that are in the ring. Whoever calls it then looks
+// at the ring, so the reader need ring for later events only.
 func (k *kernel) catchUp() {
+	k.rung.Store(0)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.apply()

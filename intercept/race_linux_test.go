@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -158,6 +159,40 @@ func TestNextHandsOutWhatIsCounted(t *testing.T) {
 		require.GreaterOrEqual(t, got, uint64(5000))
 		require.NoError(t, f.Close())
 		require.NoError(t, m.Close())
+	})
+}
+
+// Whatever happens, somebody is woken after it: the reader does not ring for
+// each event, and none may fall between an answer to the bell and the next
+// ring. The events come at any moment of the rest between two answers.
+func TestWakeAfterEveryEvent(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		woken := make(chan struct{}, 1)
+		f, err := m.Subscribe(func() {
+			select {
+			case woken <- struct{}{}:
+			default:
+			}
+		})
+		require.NoError(t, err)
+		a := memory(t, 64)
+		watched(t, m, a)
+		for round := range 600 {
+			one := part(a, round%64, 1)
+			for range round % 7 * 300 { // now here, now there
+				m.counter.Load()
+			}
+			require.NoError(t, rawMadvise(one.Addr, uintptr(one.Len), unix.MADV_DONTNEED))
+			for mine := false; !mine; {
+				select {
+				case <-woken:
+				case <-time.After(5 * time.Second):
+					t.Fatalf("round %d: nobody was woken", round)
+				}
+				mine = slices.Contains(drain(f), discardEvent(one))
+			}
+		}
+		require.NoError(t, f.Close())
 	})
 }
 

@@ -92,7 +92,7 @@ func openKernel(m *Monitor, features uint64) (k *kernel, err error) {
 		return k, fewError("eventfd", err)
 	}
 	k.wake = os.NewFile(uintptr(wake), "events")
-	k.reader, err = reader.Start(reader.Shared{Counter: k.counter, Ring: k.ring, Stats: k.stats}, k.fds, k.stopFD, wake)
+	k.reader, err = reader.Start(reader.Shared{Counter: k.counter, Ring: k.ring, Stats: k.stats, Rung: &k.rung}, k.fds, k.stopFD, wake)
 	if err != nil {
 		return k, fewError("start the reader thread", err)
 	}
@@ -101,8 +101,8 @@ func openKernel(m *Monitor, features uint64) (k *kernel, err error) {
 		defer k.workers.Done()
 		var count [8]byte
 		for {
-			// The thread writes after events became visible; a read that fails
-			// is Close.
+			// The thread writes after events became visible, once until
+			// catchUp; a read that fails is Close.
 			if _, err := k.wake.Read(count[:]); err != nil {
 				return
 			}

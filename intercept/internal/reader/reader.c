@@ -137,9 +137,11 @@ static void *run(void *arg)
 			// left waiting for a reader.
 			__atomic_fetch_add(r->sh.counter, 1, __ATOMIC_SEQ_CST);
 			__atomic_store_n(&r->sh.stats[HF_FAULT], (uint64_t)err, __ATOMIC_SEQ_CST);
-			events = 1;
 		}
-		if (events && write(r->wake, &one, sizeof one) < 0 && errno != EAGAIN)
+		// Who answers the bell sets rung back before looking at the ring, so
+		// either that look finds these events or the bell is rung for them.
+		if ((err || (events && !__atomic_exchange_n(r->sh.rung, 1, __ATOMIC_SEQ_CST))) &&
+		    write(r->wake, &one, sizeof one) < 0 && errno != EAGAIN)
 			__atomic_store_n(&r->sh.stats[HF_FAULT], (uint64_t)errno, __ATOMIC_SEQ_CST);
 		if (err)
 			break;

@@ -20,6 +20,9 @@ type Shared struct {
 	Counter *atomic.Uint64
 	Ring    *ring.Ring
 	Stats   *Stats
+	// Rung is set by the thread when it writes to wake, which it does only if
+	// it was 0. Whoever sets it back looks for events afterwards.
+	Rung *atomic.Uint64
 }
 
 // Stats is written by the thread alone; the order is that of enum hf_stat.

@@ -35,7 +35,8 @@ type Reader struct {
 
 // Start starts the thread on non-blocking userfaultfd descriptors, at most 32.
 // It ends when stop, an eventfd, is written, which Stop does; it writes to
-// wake, a non-blocking eventfd, after events became visible. On an error,
+// wake, a non-blocking eventfd, after events became visible (Shared.Rung says
+// when not). On an error,
 // which is the errno of pthread_create, nothing was started and the
 // descriptors are still the caller's.
 func Start(sh Shared, fds []int, stop, wake int) (*Reader, error) {
@@ -44,6 +45,7 @@ func Start(sh Shared, fds []int, stop, wake int) (*Reader, error) {
 	r.pins.Pin(sh.Ring.Head)
 	r.pins.Pin(unsafe.SliceData(sh.Ring.Slots))
 	r.pins.Pin(sh.Stats)
+	r.pins.Pin(sh.Rung)
 	word := func(p *atomicWord) *C.uint64_t { return (*C.uint64_t)(unsafe.Pointer(p)) }
 	shared := C.struct_hf_shared{
 		counter: word(sh.Counter),
@@ -52,6 +54,7 @@ func Start(sh Shared, fds []int, stop, wake int) (*Reader, error) {
 		slots:   word(&sh.Ring.Slots[0].Addr),
 		mask:    C.uint64_t(len(sh.Ring.Slots) - 1),
 		stats:   word(&sh.Stats.Reads),
+		rung:    word(sh.Rung),
 	}
 	cfds := make([]C.int, len(fds))
 	for i, fd := range fds {
