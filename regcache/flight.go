@@ -31,13 +31,14 @@ type flight struct {
 	held   unsafe.Pointer // Go heap memory to keep alive, or nil
 	once   hca.Unkept     // a reason known beforehand not to keep it
 	shared bool           // others may join: it stands in Cache.flights
-	done   chan struct{}  // closed at the end, if shared
 	err    error          // set before done is closed
 
 	// guarded by Cache.mu
-	now     hca.Range // what is being registered
-	touched bool      // an event touched it since the attempt began
-	owner   bool      // its owner called Invalidate for it
+	done    chan struct{} // closed at the end; made by the first who joins
+	at      int           // its place in Cache.flying
+	now     hca.Range     // what is being registered
+	touched bool          // an event touched it since the attempt began
+	owner   bool          // its owner called Invalidate for it
 }
 
 // How often a range that was touched is registered again in the hope of
@@ -48,22 +49,36 @@ const maxAttempts = 3
 // because others gave something back, which others may have taken again.
 const maxRetries = 1000
 
-// flyLocked makes a registration and answers with its Region. It is called with
-// Cache.mu held and returns with it held; in between it lets go of it.
-func (c *Cache) flyLocked(f *flight) (*Region, error) {
+// flyLocked makes a registration as the flight says and answers with its Region.
+// It is called with Cache.mu held and returns with it held; in between it lets go
+// of it.
+func (c *Cache) flyLocked(as flight) (*Region, error) {
+	f := c.spare // of a flight that nobody joined, so nobody else knows it
+	if c.spare = nil; f == nil {
+		f = new(flight)
+	}
+	*f = as
 	c.count.misses++
-	c.flying[f] = struct{}{}
+	f.at = len(c.flying)
+	c.flying = append(c.flying, f)
 	if f.shared {
-		f.done = make(chan struct{})
 		c.flights[f.reg] = f
 	}
 	r, err := c.tryPlansLocked(f)
-	delete(c.flying, f)
+	last := len(c.flying) - 1
+	moved := c.flying[last]
+	c.flying[f.at], moved.at = moved, f.at
+	c.flying[last] = nil
+	c.flying = c.flying[:last]
 	if err != nil {
 		c.count.failures++
 	}
 	f.err = err
 	c.unshareLocked(f)
+	if f.done == nil {
+		*f = flight{}
+		c.spare = f
+	}
 	return r, err
 }
 
@@ -73,7 +88,9 @@ func (c *Cache) unshareLocked(f *flight) {
 	if f.shared {
 		f.shared = false
 		delete(c.flights, f.reg)
-		close(f.done)
+		if f.done != nil {
+			close(f.done)
+		}
 	}
 }
 

@@ -111,21 +111,25 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 				return r, nil
 			}
 			if try >= maxTries+int(g.Len>>triesShift) {
-				return c.flyLocked(&flight{reg: reg, access: a, held: held, once: hca.UnkeptUnsettled})
+				return c.flyLocked(flight{reg: reg, access: a, held: held, once: hca.UnkeptUnsettled})
 			}
 			continue
 		}
 		f := c.flights[reg]
 		if f == nil || !f.access.Has(a) || joined == 2 {
-			return c.flyLocked(&flight{reg: reg, access: a, held: held, shared: f == nil && c.keepable(held)})
+			return c.flyLocked(flight{reg: reg, access: a, held: held, shared: f == nil && c.keepable(held)})
 		}
 		// Somebody registers the same range. What he makes is taken by looking
 		// it up like anybody's, with all the checks; if it cannot be kept it is
 		// his alone. His failure is ours too, unless he asked for more than we
 		// do, or the memory may have been mapped since.
 		joined++
+		if f.done == nil {
+			f.done = make(chan struct{})
+		}
+		done := f.done
 		c.mu.Unlock()
-		<-f.done
+		<-done
 		c.mu.Lock()
 		if f.err != nil && f.access == a && !errors.Is(f.err, hca.ErrBadAddress) {
 			c.count.joinedErrors++

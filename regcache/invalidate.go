@@ -79,7 +79,7 @@ func (c *Cache) eventLocked(e hca.Event) {
 // markFlightsLocked marks the registrations under way that touch g, by an event
 // or because the owner of the memory says so.
 func (c *Cache) markFlightsLocked(g hca.Range, owner bool) {
-	for f := range c.flying {
+	for _, f := range c.flying {
 		if f.now.Overlaps(g) {
 			f.touched, f.owner = true, f.owner || owner
 		}
