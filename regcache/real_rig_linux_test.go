@@ -52,10 +52,12 @@ type world struct {
 	owned   bool                              // the program maps through the monitor
 	backend func(hca.Device) regcache.Backend // nil: pinned
 
-	keeps    bool // registrations of mapped memory are kept here
-	discards bool // and also of memory with a discard behind it
-	blind    bool // wrong bytes are what must come
-	flaky    bool // the device refuses now and then
+	keeps    bool                               // registrations of mapped memory are kept here
+	discards bool                               // and also of memory with a discard behind it
+	blind    bool                               // wrong bytes are what must come
+	flaky    bool                               // the device refuses now and then
+	mixed    bool                               // the program maps some of its memory through the monitor, in the model test
+	several  func(t *testing.T, k *kit) []stack // what each of several caches runs on, in the model test; nil: the backend
 }
 
 // monitor is a Monitor that has to be closed.
@@ -131,9 +133,14 @@ func inWorlds(t *testing.T, limit time.Duration, env []string, ws []world, cfg r
 	for _, w := range ws {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel() // children do not disturb each other
-			childtest.Run(t, limit, childEnv(env...), func(t *testing.T) { body(t, newKit(t, w, cfg)) })
+			runInWorld(t, limit, env, w, cfg, body)
 		})
 	}
+}
+
+// runInWorld runs body in a child process for one world.
+func runInWorld(t *testing.T, limit time.Duration, env []string, w world, cfg regcache.Config, body func(t *testing.T, k *kit)) {
+	childtest.Run(t, limit, childEnv(env...), func(t *testing.T) { body(t, newKit(t, w, cfg)) })
 }
 
 const shortVar = "HOLDFAST_TEST_SHORT"
@@ -171,7 +178,7 @@ func underRace(n, share int) int {
 
 // seesAll reports whether the kernel tells the monitor of this world.
 func (w world) seesAll() bool {
-	return w.monitor != nil && !w.blind && w.name != owned.name && w.name != unseen.name
+	return w.monitor != nil && !w.blind && w.name != owned.name && w.name != unseen.name && w.name != mixedCalls.name
 }
 
 // newFabric opens a fabric in its full form, or skips the test.
@@ -443,6 +450,7 @@ type link struct {
 	mr       *hca.MR
 	seed     uint64
 	turn     uint
+	adapter  int    // whose keys of a Region it uses: which of those that Join was given
 	wrong    int    // transfers that moved other bytes than they should
 	first    string // what the first of them was
 }
@@ -457,15 +465,18 @@ type linkTest interface {
 }
 
 // newLink makes a link for transfers of up to n bytes.
-func (k *kit) newLink(t linkTest, n int) *link {
+func (k *kit) newLink(t linkTest, n int) *link { return k.newLinkFrom(t, k.a, n) }
+
+// newLinkFrom makes one from another device of the fabric.
+func (k *kit) newLinkFrom(t linkTest, own *hcasim.Device, n int) *link {
 	t.Helper()
 	l := &link{seed: linkNumber.Add(1) << 40}
 	var err error
-	l.ownCQ, err = k.a.NewCQ(16)
+	l.ownCQ, err = own.NewCQ(16)
 	require.NoError(t, err)
 	l.farCQ, err = k.b.NewCQ(16)
 	require.NoError(t, err)
-	l.own, err = k.a.NewQP(hca.QPConfig{SendCQ: l.ownCQ})
+	l.own, err = own.NewQP(hca.QPConfig{SendCQ: l.ownCQ})
 	require.NoError(t, err)
 	l.far, err = k.b.NewQP(hca.QPConfig{SendCQ: l.farCQ})
 	require.NoError(t, err)
@@ -523,16 +534,23 @@ func fill(b []byte, seed uint64) {
 	}
 }
 
+// sge is g in the words of the link's adapter.
+func (l *link) sge(r *regcache.Region, g hca.Range) hca.SGE {
+	s := r.SGERange(g)
+	s.LKey = r.LKeyOn(l.adapter)
+	return s
+}
+
 // see moves what the adapter finds at g into the peer's buffer, by a write with
 // the local key or by a read of the peer's with the remote key, in turns.
 func (l *link) see(r *regcache.Region, g hca.Range) ([]byte, error) {
 	got := l.buf[:g.Len]
 	l.turn++
 	if l.turn&1 != 0 || !r.Access().Has(hca.RemoteRead) {
-		return got, transfer(l.own, l.ownCQ, hca.SendWR{Op: hca.RDMAWrite, SGE: r.SGERange(g), Remote: hca.RemoteAddr{Addr: l.mr.Range.Addr, RKey: l.mr.RKey}})
+		return got, transfer(l.own, l.ownCQ, hca.SendWR{Op: hca.RDMAWrite, SGE: l.sge(r, g), Remote: hca.RemoteAddr{Addr: l.mr.Range.Addr, RKey: l.mr.RKey}})
 	}
 	return got, transfer(l.far, l.farCQ, hca.SendWR{Op: hca.RDMARead, SGE: hca.SGE{Addr: l.mr.Range.Addr, Len: g.Len, LKey: l.mr.LKey},
-		Remote: hca.RemoteAddr{Addr: g.Addr, RKey: r.RKey()}})
+		Remote: hca.RemoteAddr{Addr: g.Addr, RKey: r.RKeyOn(l.adapter)}})
 }
 
 // put moves the peer's buffer to g, by a write of the peer's with the remote
@@ -540,10 +558,10 @@ func (l *link) see(r *regcache.Region, g hca.Range) ([]byte, error) {
 func (l *link) put(r *regcache.Region, g hca.Range) error {
 	l.turn++
 	if l.turn&2 != 0 || !r.Access().Has(hca.RemoteWrite) {
-		return transfer(l.own, l.ownCQ, hca.SendWR{Op: hca.RDMARead, SGE: r.SGERange(g), Remote: hca.RemoteAddr{Addr: l.mr.Range.Addr, RKey: l.mr.RKey}})
+		return transfer(l.own, l.ownCQ, hca.SendWR{Op: hca.RDMARead, SGE: l.sge(r, g), Remote: hca.RemoteAddr{Addr: l.mr.Range.Addr, RKey: l.mr.RKey}})
 	}
 	return transfer(l.far, l.farCQ, hca.SendWR{Op: hca.RDMAWrite, SGE: hca.SGE{Addr: l.mr.Range.Addr, Len: g.Len, LKey: l.mr.LKey},
-		Remote: hca.RemoteAddr{Addr: g.Addr, RKey: r.RKey()}})
+		Remote: hca.RemoteAddr{Addr: g.Addr, RKey: r.RKeyOn(l.adapter)}})
 }
 
 // check lets the adapter read b and, if the Region allows it, write it, and
