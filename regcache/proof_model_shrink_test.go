@@ -1,6 +1,7 @@
 package regcache
 
 import (
+	"flag"
 	"fmt"
 	"go/format"
 	"slices"
@@ -19,6 +20,26 @@ import (
 // rapid draws the programs. It does not shrink them, because it takes for the
 // same failure only what fails with the same words at the first try, and a
 // program of several threads does not do it that favour.
+
+// NoShrinking has rapid draw only, and leave no files; what it answers with puts
+// things back. rapid's flags are the process's.
+func NoShrinking() (restore func()) {
+	was := map[string]string{}
+	for name, value := range map[string]string{"rapid.nofailfile": "true", "rapid.shrinktime": "0s"} {
+		f := flag.Lookup(name)
+		was[name] = f.Value.String()
+		if err := f.Value.Set(value); err != nil {
+			panic(err)
+		}
+	}
+	return func() {
+		for name, value := range was {
+			if err := flag.Set(name, value); err != nil {
+				panic(err)
+			}
+		}
+	}
+}
 
 // Numbers are the numbers of a step.
 type Numbers [4]uint8

@@ -3,9 +3,12 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -17,9 +20,11 @@ import (
 // world and one thread: lists that are walked from end to end. Random programs
 // run on both, and after each step everything that can be seen of the cache
 // must be what the model says: which Regions there are, in which order they
-// would be evicted, and every count of Stats.
+// would be evicted, and every count of Stats. What a View does beside the cache,
+// and how posted Gets come out, is in proof_model_ends_test.go; the steps are in
+// proof_model_steps_test.go.
 //
-// Longer: go test ./regcache -run TestModel -rapid.checks=100000 -rapid.steps=200
+// Longer: HOLDFAST_PROOF=full, or go test ./regcache -run 'TestModel$' -rapid.checks=100000
 
 // modelRegion is one registration.
 type modelRegion struct {
@@ -34,12 +39,14 @@ type modelRegion struct {
 	warm   bool // hit since it was last looked at
 	pinned uint64
 	region *Region // the real one, once it was seen
+	mine   int     // of the refs, those that the program gives back by Region.Release
 }
 
 // modelCall is what the backend is made to do in one call of Register.
 type modelCall struct {
-	err   error
-	event *hca.Range // memory goes away meanwhile
+	err     error
+	event   *hca.Range // memory goes away meanwhile
+	adapter int        // which of them fails
 }
 
 type cacheModel struct {
@@ -49,12 +56,14 @@ type cacheModel struct {
 
 	maxRegions int
 	maxBytes   uint64
-	keys       int // that the backend has; 0: enough
-	leaked     int // registrations that could not be dropped
+	keys       int   // that each adapter has; 0: enough
+	leaked     []int // registrations that could not be dropped, by adapter
 	calls      []modelCall
-	failDrops  int // so many deregistrations fail next
+	failDrops  int // so many deregistrations of an adapter fail next
 	underWay   bool
 	closed     bool
+	views      int    // open
+	recall     uint64 // how often Views were asked to let go
 
 	want Stats
 }
@@ -101,13 +110,25 @@ func (m *cacheModel) lookAtAll() {
 func (m *cacheModel) drop(r *modelRegion) {
 	m.want.Hits += r.hits
 	r.hits = 0
-	if m.failDrops > 0 {
-		m.failDrops--
+	if m.dropOn(len(m.leaked)) {
+		m.want.Deregistrations++
+	} else {
 		m.want.DeregisterErrors++
-		m.leaked++
-		return
 	}
-	m.want.Deregistrations++
+}
+
+// dropOn takes a registration back from the first n adapters, the last of them
+// first, and reports whether all of that worked.
+func (m *cacheModel) dropOn(n int) bool {
+	ok := true
+	for i := n - 1; i >= 0; i-- {
+		if m.failDrops > 0 {
+			m.failDrops--
+			m.leaked[i]++
+			ok = false
+		}
+	}
+	return ok
 }
 
 // leave takes r out of look-up.
@@ -119,6 +140,13 @@ func (m *cacheModel) leave(r *modelRegion) {
 		return
 	}
 	m.loose = append(m.loose, r)
+	m.askViews() // one may be all that holds it
+}
+
+func (m *cacheModel) askViews() {
+	if m.views > 0 {
+		m.recall++
+	}
 }
 
 func (m *cacheModel) evictOldest() *modelRegion {
@@ -148,6 +176,7 @@ func (m *cacheModel) makeRoom(regions int, bytes uint64) {
 	}
 	for !m.fits(regions, bytes) {
 		if m.evictOldest() == nil {
+			m.askViews()
 			return
 		}
 	}
@@ -196,18 +225,31 @@ func (m *cacheModel) register(g hca.Range, a hca.Access, keep, last bool) (fits,
 			m.event(*call.event, false)
 			touched = touched || g.Overlaps(*call.event)
 		}
-		err := call.err
-		if err == nil && m.keys > 0 && m.regions()+m.leaked >= m.keys {
-			err = hca.ErrNoKeys
+		failing := len(m.leaked) // the adapter that refuses
+		for i, leaked := range m.leaked {
+			switch {
+			case i == call.adapter%len(m.leaked) && call.err != nil:
+				err = call.err
+			case m.keys > 0 && m.regions()+leaked >= m.keys:
+				err = hca.ErrNoKeys
+			default:
+				continue
+			}
+			failing = i
+			break
 		}
-		if err == nil {
+		if failing == len(m.leaked) {
 			m.want.Registrations++
 			return fits, touched, nil
+		}
+		if !m.dropOn(failing) {
+			m.want.DeregisterErrors++
 		}
 		if !last || !errors.Is(err, hca.ErrNoKeys) && !errors.Is(err, hca.ErrNoMemory) {
 			return false, false, err
 		}
-		before, freed, n := m.want.Deregistrations, uint64(0), uint64(0)
+		m.askViews()
+			before, freed, n := m.want.Deregistrations, uint64(0), uint64(0)
 		for n == 0 || freed < bytes {
 			r := m.evictOldest()
 			if r == nil {
@@ -221,6 +263,7 @@ func (m *cacheModel) register(g hca.Range, a hca.Access, keep, last bool) (fits,
 		}
 		gone = before + n
 		m.want.Retries++
+		err = nil
 	}
 }
 
@@ -312,6 +355,34 @@ func (m *cacheModel) miss(g hca.Range, a hca.Access, held bool, once hca.Unkept)
 	return r, err
 }
 
+// vague reports whether it is not specified which of several Regions a hit looks
+// at, and it matters.
+func (m *cacheModel) vague(g hca.Range, a hca.Access) bool {
+	cand := m.candidates(g, a)
+	return m.underWay && len(cand) > 1 && slices.ContainsFunc(cand, func(r *modelRegion) bool { return r.check == checkProbe })
+}
+
+// unproved reports whether a hit on r cannot be proved for now.
+func (m *cacheModel) unproved(r *modelRegion) bool { return m.underWay && r.check == checkProbe }
+
+// look is Cache.Get: it answers with the Regions of which a hit takes one, or
+// with what a miss makes, or with the error.
+func (m *cacheModel) look(g hca.Range, a hca.Access, held bool) (hit []*modelRegion, made *modelRegion, err error) {
+	cand := m.candidates(g, a)
+	switch {
+	case m.closed:
+		return nil, nil, hca.ErrClosed
+	case len(cand) == 0:
+		made, err = m.miss(g, a, held, hca.KeptAllRight)
+	case m.unproved(cand[0]):
+		cand[0].warm = true
+		made, err = m.miss(g, a, held, hca.UnkeptUnsettled)
+	default:
+		return cand, nil, nil
+	}
+	return nil, made, err
+}
+
 func (m *cacheModel) release(r *modelRegion) {
 	r.refs--
 	switch {
@@ -326,6 +397,17 @@ func (m *cacheModel) release(r *modelRegion) {
 			m.makeRoom(0, 0)
 		}
 	}
+}
+
+// inUse is how many Regions are.
+func (m *cacheModel) inUse() int {
+	n := len(m.loose)
+	for _, r := range m.kept {
+		if r.refs > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // modelWatch: pages 0 to 15 are owned, 32 and 33 have no source, 34 and 35 are
@@ -347,284 +429,285 @@ type modelMonitor struct{ *scriptMonitor }
 
 func (modelMonitor) Watch(g hca.Range) hca.Watch { return modelWatch(g) }
 
+// modelProgram is a program as data.
+type modelProgram struct {
+	regions  int    // Config.MaxRegions
+	pages    uint64 // Config.MaxBytes
+	keys     int    // that each adapter has; 0: enough
+	adapters int    // one, or several joined
+	omit     omission
+	steps    []modelStep
+}
+
+func drawModelProgram(t *rapid.T) modelProgram {
+	p := modelProgram{
+		regions:  rapid.SampledFrom([]int{1, 2, 3, 5, 8, 100}).Draw(t, "MaxRegions"),
+		pages:    rapid.SampledFrom([]uint64{1, 4, 10, 20, 1000}).Draw(t, "pages"),
+		keys:     rapid.SampledFrom([]int{0, 0, 2, 4}).Draw(t, "keys"),
+		adapters: rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(t, "adapters"),
+	}
+	n := []int{10, 25, 40, 100}[DrawBits(t, 2)]
+	p.steps = rapid.SliceOfN(rapid.Custom(drawModelStep), n, n).Draw(t, "steps")
+	return p
+}
+
+// print is the source of a Go test that replays the program.
+func (p modelProgram) print(name, comment string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "replayModel(t, modelProgram{\nregions: %d, pages: %d, keys: %d, adapters: %d, omit: %d,\nsteps: []modelStep{\n",
+		p.regions, p.pages, p.keys, p.adapters, p.omit)
+	for _, s := range p.steps {
+		fmt.Fprintf(&b, "{%s, %d, %d, %d, %d},\n", stepNames[s.kind], s.a, s.b, s.c, s.d)
+	}
+	b.WriteString("},\n})\n")
+	return PrintTest(name, comment, b.String())
+}
+
+// replayModel runs a program and fails if it does.
+func replayModel(t *testing.T, p modelProgram) {
+	if _, err := p.run(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shrink makes a program that failed shorter, and prints it as a Go test.
+func (p modelProgram) shrink(why error, name string) string {
+	until := time.Now().Add(20 * time.Second)
+	fails := func(with modelProgram) bool {
+		if time.Now().After(until) {
+			return false
+		}
+		_, err := with.run()
+		if err != nil {
+			p, why = with, err
+		}
+		return err != nil
+	}
+	simpler := func(s modelStep) (out []modelStep) {
+		for _, n := range (Numbers{s.a, s.b, s.c, s.d}).Simpler() {
+			out = append(out, modelStep{s.kind, n[0], n[1], n[2], n[3]})
+		}
+		return out
+	}
+	steps := func() {
+		Shrink([][]modelStep{p.steps}, simpler, func(s [][]modelStep) bool {
+			with := p
+			with.steps = s[0]
+			return fails(with)
+		})
+	}
+	steps()
+	for _, change := range []func(p *modelProgram){
+		func(p *modelProgram) { p.adapters = 1 }, func(p *modelProgram) { p.keys = 0 }, func(p *modelProgram) { p.pages = 1000 }, func(p *modelProgram) { p.regions = 100 },
+	} {
+		with := p
+		change(&with)
+		fails(with)
+	}
+	steps()
+	return p.print(name, fmt.Sprintf("%s: found by TestModel:\n%v", name, why))
+}
+
 // modelRig is the cache and the model side by side.
 type modelRig struct {
-	m   *cacheModel
-	c   *Cache
-	b   *nopBackend
-	mon *scriptMonitor
-	buf []byte // Go heap
+	p    modelProgram
+	m    *cacheModel
+	c    *Cache
+	bs   []*nopBackend // the adapters
+	back Backend
+	mon  *scriptMonitor
+	buf  []byte // Go heap
 
-	all       []*modelRegion // that were answered with, and have users
+	all       []*modelRegion // that were answered with
 	calls     []modelCall
+	call      modelCall // under way
 	failDrops atomic.Int64
-	broken    error
+	gate      *modelGate
+
+	views [2]modelView
+	q     *Queue
+	queue []modelOutcome // done and not polled
+	id    uint64
 }
+
+var errModel = errors.New("injected")
 
 func (g *modelRig) settle() { settle(g.c) }
 
-func newModelRig(t *rapid.T, buf []byte) *modelRig {
-	g := &modelRig{b: &nopBackend{}, mon: &scriptMonitor{}, buf: buf, broken: errors.New("injected")}
-	cfg := Config{
-		Monitor:    modelMonitor{g.mon},
-		MaxRegions: rapid.SampledFrom([]int{1, 2, 3, 5, 8, 100}).Draw(t, "MaxRegions"),
-		MaxBytes:   pg * rapid.SampledFrom([]uint64{1, 4, 10, 20, 1000}).Draw(t, "pages"),
-		MaxMerge:   1, // merging is for another test: what it picks among equals is not specified
-		SweepEvery: -1,
+func newModelRig(t require.TestingT, p modelProgram, buf []byte) *modelRig {
+	g := &modelRig{p: p, mon: &scriptMonitor{}, buf: buf}
+	var backs []Backend
+	for i := range max(p.adapters, 1) {
+		b := &nopBackend{}
+		b.onRegister = func(hca.Range, hca.Access) error { return g.onRegister(i) }
+		b.onDeregister = func(*hca.MR) error {
+			if n := g.failDrops.Load(); n > 0 {
+				g.failDrops.Store(n - 1)
+				return errModel
+			}
+			return nil
+		}
+		g.bs = append(g.bs, b)
+		backs = append(backs, b)
 	}
-	g.m = &cacheModel{maxRegions: cfg.MaxRegions, maxBytes: cfg.MaxBytes, keys: rapid.SampledFrom([]int{0, 0, 2, 4}).Draw(t, "keys")}
-	g.b.onRegister = func(hca.Range, hca.Access) error {
-		var call modelCall
-		if len(g.calls) > 0 {
-			call, g.calls = g.calls[0], g.calls[1:]
-		}
-		if call.event != nil {
-			g.mon.event(*call.event)
-			g.settle()
-		}
-		if call.err != nil {
-			return call.err
-		}
-		if live, _, _ := g.b.counts(); g.m.keys > 0 && live >= g.m.keys {
-			return hca.ErrNoKeys
-		}
-		return nil
-	}
-	g.b.onDeregister = func(*hca.MR) error {
-		if n := g.failDrops.Load(); n > 0 {
-			g.failDrops.Store(n - 1)
-			return g.broken
-		}
-		return nil
-	}
-	c, err := New(g.b, cfg)
+	var err error
+	g.back, err = Join(backs...)
 	require.NoError(t, err)
-	g.c = c
+	g.m = &cacheModel{leaked: make([]int, len(g.bs))}
+	g.open(t)
 	return g
 }
 
-var modelAccess = []hca.Access{hca.LocalRead, hca.LocalWrite, hca.RemoteRead, hca.LocalWrite | hca.RemoteWrite, hca.LocalWrite | hca.RemoteAtomic}
-
-// drawRange is some bytes of pages that matter, now and then not whole ones.
-func (g *modelRig) drawRange(t *rapid.T) hca.Range {
-	page, pages := rapid.Uint64Range(0, 36).Draw(t, "page"), rapid.SampledFrom([]uint64{1, 1, 1, 2, 3, 5, 9}).Draw(t, "pages")
-	r := at(page, pages)
-	if rapid.IntRange(0, 9).Draw(t, "where") == 0 {
-		r.Addr = hca.RangeOf(g.buf).Addr + page%8*pg
+// open makes the cache, and the model of one that is new. What the adapters
+// have lost stays lost.
+func (g *modelRig) open(t require.TestingT) {
+	was := g.m
+	g.m = &cacheModel{
+		maxRegions: g.p.regions, maxBytes: g.p.pages * pg, keys: g.p.keys,
+		leaked: was.leaked, calls: was.calls, failDrops: was.failDrops, underWay: was.underWay,
 	}
-	if rapid.Bool().Draw(t, "odd") {
-		r.Addr += 100
-		r.Len -= min(rapid.Uint64Range(100, 2*pg).Draw(t, "less"), r.Len-1)
-	}
-	return r
+	var err error
+	g.c, err = New(g.back, Config{
+		Monitor: modelMonitor{g.mon}, MaxRegions: g.p.regions, MaxBytes: g.p.pages * pg,
+		MaxMerge:   1, // merging is for another test: what it picks among equals is not specified
+		SweepEvery: -1,
+	})
+	require.NoError(t, err)
+	g.c.Omit(uint8(g.p.omit))
 }
 
-func (g *modelRig) get(t *rapid.T, r hca.Range, a hca.Access, bytes []byte) {
-	m := g.m
-	cand := m.candidates(r, a)
-	foreign := 0
-	for _, x := range cand {
-		if x.check == checkProbe {
-			foreign++
+// onRegister is what the i-th adapter does when it is asked to register.
+func (g *modelRig) onRegister(i int) error {
+	if i == 0 {
+		if gate := g.gate; gate != nil {
+			g.gate = nil
+			close(gate.entered)
+			<-gate.open
+		}
+		g.call = modelCall{}
+		if len(g.calls) > 0 {
+			g.call, g.calls = g.calls[0], g.calls[1:]
+		}
+		if g.call.event != nil {
+			g.mon.event(*g.call.event)
+			g.settle()
 		}
 	}
-	if m.underWay && foreign > 0 && len(cand) > 1 {
-		t.Skip("which of several Regions a hit looks at is not specified")
+	if i == g.call.adapter%len(g.bs) && g.call.err != nil {
+		return g.call.err
 	}
-	var want *modelRegion
-	var wantErr error
-	switch {
-	case m.closed:
-		wantErr = hca.ErrClosed
-	case len(cand) == 0:
-		want, wantErr = m.miss(r, a, bytes != nil, hca.KeptAllRight)
-	case m.underWay && foreign > 0:
-		cand[0].warm = true
-		want, wantErr = m.miss(r, a, bytes != nil, hca.UnkeptUnsettled)
+	if live, _, _ := g.bs[i].counts(); g.p.keys > 0 && live >= g.p.keys {
+		return hca.ErrNoKeys
 	}
-	var got *Region
-	var err error
-	if bytes != nil {
-		got, err = g.c.GetBytes(bytes, a)
-	} else {
-		got, err = g.c.Get(r, a)
+	return nil
+}
+
+// modelFault is what a run found wrong.
+type modelFault struct{ msg string }
+
+func (f *modelFault) Errorf(format string, args ...any) {
+	if f.msg == "" {
+		f.msg = fmt.Sprintf(format, args...)
+		if _, what, ok := strings.Cut(f.msg, "Error:"); ok { // what comes before is where in this file
+			f.msg = what
+		}
+		lines := strings.FieldsFunc(f.msg, func(r rune) bool { return r == '\n' })
+		for i, l := range lines {
+			lines[i] = strings.TrimSpace(l)
+		}
+		f.msg = strings.Join(lines, "\n")
 	}
-	if wantErr != nil {
-		require.ErrorIs(t, err, wantErr)
-		require.Nil(t, got)
+}
+func (f *modelFault) FailNow() { panic(f) }
+
+// run runs the program, and says how many steps did something and what went
+// wrong.
+func (p modelProgram) run() (did [stepKinds]int, err error) {
+	g := (*modelRig)(nil)
+	at := "at the beginning"
+	defer func() {
+		switch e := recover().(type) {
+		case nil:
+			return
+		case *modelFault:
+			err = fmt.Errorf("%s: %s", at, e.msg)
+			g.abandon()
+		default:
+			err = fmt.Errorf("%s: panic: %v\n%s", at, e, debug.Stack())
+		}
+	}()
+	f := &modelFault{}
+	g = newModelRig(f, p, make([]byte, 11*pg))
+	for i, s := range p.steps {
+		at = fmt.Sprintf("step %d, %v", i, s)
+		if g.step(f, s) {
+			did[s.kind]++
+		}
+		g.check(f)
+	}
+	at = "at the end"
+	g.end(f)
+	return did, nil
+}
+
+// end gives everything back.
+func (g *modelRig) end(t require.TestingT) {
+	g.closeEnds(t)
+	for _, r := range g.all {
+		for r.mine > 0 {
+			g.give(r)
+		}
+	}
+	g.check(t)
+	g.close(t)
+	g.check(t)
+}
+
+// abandon leaves nothing behind of a run that went wrong, whoever thinks that he
+// has what: every reference that there is is given back.
+func (g *modelRig) abandon() {
+	if g == nil || g.c == nil {
 		return
 	}
-	require.NoError(t, err)
-	if want == nil { // a hit, on one of them
-		i := slices.IndexFunc(cand, func(x *modelRegion) bool { return x.region == got })
-		require.GreaterOrEqual(t, i, 0, "hit %v, which does not do", got.Range())
-		want = cand[i]
-		want.refs++
-		want.hits++
-		want.warm = true
+	g.failDrops.Store(0)
+	if g.q != nil {
+		_ = g.q.Close()
 	}
-	if want.region == nil {
-		want.region = got
+	for i := range g.views {
+		if v := g.views[i].v; v != nil {
+			for i := range v.slots {
+				v.slots[i].out = 0
+			}
+			_ = v.Close()
+		}
 	}
-	require.Same(t, want.region, got)
-	require.Equal(t, want.g, got.Range())
-	require.Equal(t, want.access, got.Access())
-	require.Equal(t, want.once, got.UsedOnce() != hca.KeptAllRight)
-	if !slices.Contains(g.all, want) {
-		g.all = append(g.all, want)
+	g.c.mu.Lock()
+	all := g.c.index.all(nil)
+	for r := range g.c.loose {
+		all = append(all, r)
 	}
+	g.c.mu.Unlock()
+	for _, r := range all {
+		for r.state.Load()&stRefs > 0 {
+			r.Release()
+		}
+	}
+	_ = g.c.Close() // the program may have closed it, and may have planned failures
 }
 
-func (g *modelRig) actions() map[string]func(*rapid.T) {
-	access := rapid.SampledFrom(modelAccess)
-	used := func(t *rapid.T) *modelRegion {
-		g.all = slices.DeleteFunc(g.all, func(r *modelRegion) bool { return r.refs == 0 })
-		if len(g.all) == 0 {
-			t.Skip("nothing is in use")
-		}
-		return rapid.SampledFrom(g.all).Draw(t, "region")
-	}
-	open := func(t *rapid.T) {
-		if g.m.closed {
-			t.Skip("closed")
-		}
-	}
-	get := func(t *rapid.T) { g.get(t, g.drawRange(t), access.Draw(t, "access"), nil) }
-	getBytes := func(t *rapid.T) {
-		from := rapid.IntRange(0, 8*pg-1).Draw(t, "from")
-		b := g.buf[from:min(len(g.buf), from+rapid.IntRange(1, 3*pg).Draw(t, "length"))]
-		g.get(t, hca.RangeOf(b), access.Draw(t, "access"), b)
-	}
-	release := func(t *rapid.T) {
-		r := used(t)
-		g.m.release(r)
-		r.region.Release()
-	}
-	event := func(t *rapid.T) {
-		open(t)
-		e := hca.Event{Range: g.drawRange(t), Cause: rapid.SampledFrom([]hca.Cause{hca.CauseUnmap, hca.CauseRemap, hca.CauseDiscard, hca.CauseOwner}).Draw(t, "cause")}
-		switch rapid.IntRange(0, 19).Draw(t, "lost") {
-		case 0:
-			e.Cause = hca.CauseLost // everything, whatever range it names
-		case 1:
-			e.Range.Len = 0
-		}
-		g.m.event(e.Range, e.Cause == hca.CauseLost)
-		g.mon.mu.Lock()
-		g.mon.events = append(g.mon.events, e)
-		g.mon.mu.Unlock()
-		g.mon.counter.Add(hca.CounterStep)
-		g.c.wake()
-	}
-	return map[string]func(*rapid.T){
-		"get": get, "get again": get, "get more": get,
-		"get bytes": getBytes,
-		"release":   release, "release more": release,
-		"event": event,
-		"plan the backend": func(t *rapid.T) {
-			call := modelCall{}
-			switch rapid.IntRange(0, 4).Draw(t, "what") {
-			case 0:
-				call.err = hca.ErrNoKeys
-			case 1:
-				call.err = &hca.OpError{Op: "register", Err: hca.ErrNoMemory}
-			case 2:
-				call.err = g.broken
-			case 3:
-				e := g.drawRange(t)
-				call.event = &e
-			}
-			g.m.calls = append(g.m.calls, call)
-			g.calls = append(g.calls, call)
-		},
-		"plan a failing deregistration": func(t *rapid.T) {
-			if g.m.leaked > 0 && g.m.keys > 0 {
-				t.Skip("all keys would be leaked in the end")
-			}
-			g.m.failDrops++
-			g.failDrops.Add(1)
-		},
-		"under way": func(*rapid.T) {
-			g.m.underWay = !g.m.underWay
-			g.mon.underWay.Store(g.m.underWay)
-		},
-		"trim": func(t *rapid.T) {
-			n := pg * rapid.Uint64Range(0, 8).Draw(t, "pages")
-			var want uint64
-			for want < n {
-				r := g.m.evictOldest()
-				if r == nil {
-					break
-				}
-				want += r.pinned
-			}
-			require.Equal(t, want, g.c.Trim(n))
-		},
-		"flush": func(t *rapid.T) {
-			if rapid.IntRange(0, 3).Draw(t, "seldom") > 0 {
-				t.Skip("not so often")
-			}
-			want := 0
-			for ; g.m.evictOldest() != nil; want++ {
-			}
-			require.Equal(t, want, g.c.Flush())
-		},
-		"invalidate": func(t *rapid.T) {
-			r := g.drawRange(t)
-			before := len(g.m.loose)
-			if r.Valid() {
-				g.m.want.Events++
-				g.m.invalidate(r, true)
-			}
-			require.Equal(t, len(g.m.loose)-before, g.c.Invalidate(r))
-		},
-		"snapshot": func(t *rapid.T) {
-			g.m.lookAtAll()
-			require.Len(t, g.c.Snapshot(), g.m.regions())
-		},
-		"bad input": func(t *rapid.T) {
-			for r, a := range map[hca.Range]hca.Access{{}: 0, {Addr: ^uint64(0), Len: 2}: 0, at(0, 1): hca.RemoteWrite, at(1, 1): hca.OnDemand} {
-				if len(g.m.candidates(r, a)) > 0 {
-					continue
-				}
-				_, err := g.c.Get(r, a)
-				require.ErrorIs(t, err, hca.ErrInvalid)
-			}
-		},
-		"release once too often": func(t *rapid.T) {
-			if len(g.m.kept) == 0 {
-				t.Skip("nothing there")
-			}
-			if r := rapid.SampledFrom(g.m.kept).Draw(t, "region"); r.refs == 0 {
-				require.Panics(t, r.region.Release)
-			}
-		},
-		"close": func(t *rapid.T) {
-			if rapid.IntRange(0, 5).Draw(t, "seldom") > 0 {
-				t.Skip("not so often")
-			}
-			g.close(t)
-		},
-		"": g.check,
-	}
-}
-
+// close closes the cache.
 func (g *modelRig) close(t require.TestingT) {
-	busy := len(g.m.loose)
-	for _, r := range g.m.kept {
-		if r.refs > 0 {
-			busy++
-		}
-	}
+	busy := g.m.inUse()
 	err := g.c.Close()
 	switch {
 	case g.m.closed:
 		require.ErrorIs(t, err, hca.ErrClosed)
 		return
-	case busy > 0:
+	case busy+g.m.views > 0:
 		var b *BusyError
 		require.ErrorAs(t, err, &b)
 		require.Equal(t, busy, b.Regions)
+		require.Len(t, b.Views, g.m.views)
 		return
 	}
 	for _, r := range slices.Clone(g.m.kept) {
@@ -632,15 +715,46 @@ func (g *modelRig) close(t require.TestingT) {
 	}
 	g.m.closed = true
 	if g.m.want.DeregisterErrors > 0 {
-		require.ErrorIs(t, err, g.broken)
+		require.ErrorIs(t, err, errModel)
 	} else {
 		require.NoError(t, err)
 	}
 }
 
+// evictionOrder is what the cache would evict, in that order.
+func (c *Cache) evictionOrder() (out []*Region) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for r := c.recency.oldest; r != nil; r = r.cold.younger {
+		out = append(out, r)
+	}
+	return out
+}
+
+// bind finds the Regions that nobody was answered with because a later part of
+// the same call failed.
+func (g *modelRig) bind(t require.TestingT) {
+	for _, r := range g.m.kept {
+		if r.region != nil {
+			continue
+		}
+		g.c.mu.Lock()
+		all := g.c.index.all(nil)
+		g.c.mu.Unlock()
+		for _, real := range all {
+			known := slices.ContainsFunc(g.m.kept, func(o *modelRegion) bool { return o.region == real })
+			if !known && real.Range() == r.g && real.Access() == r.access {
+				r.region = real
+			}
+		}
+		require.NotNil(t, r.region, "%v is not in the index", r.g)
+	}
+}
+
 // check compares all that can be seen.
-func (g *modelRig) check(t *rapid.T) {
+func (g *modelRig) check(t require.TestingT) {
 	g.settle()
+	g.bind(t)
 	m := g.m
 	want := m.want
 	want.Regions, want.Registered, want.InUseOnce = len(m.kept), m.regions(), len(m.loose)
@@ -660,52 +774,65 @@ func (g *modelRig) check(t *rapid.T) {
 	for _, r := range m.order {
 		order = append(order, name(r.region))
 	}
-	g.c.mu.Lock()
-	for r := g.c.recency.oldest; r != nil; r = r.cold.younger {
+	for _, r := range g.c.evictionOrder() {
 		inList = append(inList, name(r))
 	}
-	g.c.mu.Unlock()
 	require.Equal(t, order, inList, "the order of eviction")
 	for _, r := range m.kept {
 		require.True(t, r.region.cold.inIndex)
 		require.EqualValues(t, r.refs, r.region.state.Load()&stRefs)
 	}
-	live, made, twice := g.b.counts()
-	require.Equal(t, m.regions()+m.leaked, live, "registrations that exist")
-	require.EqualValues(t, want.Registrations, made)
-	require.Zero(t, twice)
-	require.NoError(t, invariants(g.c))
+	for i, b := range g.bs {
+		live, _, twice := b.counts()
+		require.Equal(t, m.regions()+m.leaked[i], live, "registrations that adapter %d has", i)
+		require.Zero(t, twice)
+	}
+	g.checkEnds(t)
+	if err := invariants(g.c); err != nil {
+		require.NoError(t, err)
+	}
 }
 
 func TestModel(t *testing.T) {
-	buf := make([]byte, 11*pg)
-	var steps atomic.Int64
-	program := func(t *rapid.T) {
-		g := newModelRig(t, buf)
-		defer func() { // whatever happened, leave nothing behind
-			for _, r := range g.all {
-				for ; r.refs > 0 && r.region != nil; r.refs-- {
-					r.region.Release()
-				}
-			}
-			_ = g.c.Close() // the program may have closed it, and may have planned failures
-		}()
-		actions := g.actions()
-		check := actions[""]
-		actions[""] = func(t *rapid.T) { steps.Add(1); check(t) }
-		t.Repeat(actions)
-		for _, r := range g.all {
-			for r.refs > 0 {
-				g.m.release(r)
-				r.region.Release()
-			}
-		}
-		g.check(t)
-		g.close(t)
-		g.check(t)
-	}
+	var steps, done int
+	var did [stepKinds]int
 	for range proofSize(t, 40, 1000) {
-		rapid.Check(t, program)
+		steps += checkModel(t, 0, &did)
 	}
-	t.Logf("%d operations", steps.Load())
+	for _, n := range did {
+		done += n
+	}
+	t.Logf("%d steps, of which %d found something to do", steps, done)
+	for kind, n := range did {
+		if !testing.Short() {
+			require.True(t, n > 0 || modelStepKind(kind) == stNothing, "%s never did anything", stepNames[kind])
+		}
+	}
+}
+
+// checkModel runs random programs. One that fails is made shorter and printed as
+// a Go test.
+func checkModel(t *testing.T, omit omission, did *[stepKinds]int) (steps int) {
+	var failed *modelProgram
+	var why error
+	defer NoShrinking()()
+	defer func() {
+		if failed != nil {
+			t.Logf("as a Go test:\n\n%s", failed.shrink(why, "TestModelFound"))
+		}
+	}()
+	rapid.Check(t, func(t *rapid.T) {
+		p := drawModelProgram(t)
+		p.omit = omit
+		d, err := p.run()
+		for i, n := range d {
+			did[i] += n
+		}
+		steps += len(p.steps)
+		if err != nil {
+			failed, why = &p, err
+			t.Fatalf("%v", err)
+		}
+	})
+	return steps
 }

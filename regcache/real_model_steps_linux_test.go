@@ -697,6 +697,10 @@ func (p *program) grow(o op, first int) error {
 	// What was cached of it is still good.
 	p.pages[last] = p.pages[first]
 	p.own(first, last-first+1, owned)
+	p.next++ // what comes behind it may be a piece of the same mapping, cut off before
+	for i := first; i <= last; i++ {
+		p.pages[i].mapping = p.next
+	}
 	clear(p.model(p.at(last, 1)))
 	return nil
 }
