@@ -249,7 +249,7 @@ func (m *cacheModel) register(g hca.Range, a hca.Access, keep, last bool) (fits,
 			return false, false, err
 		}
 		m.askViews()
-			before, freed, n := m.want.Deregistrations, uint64(0), uint64(0)
+		before, freed, n := m.want.Deregistrations, uint64(0), uint64(0)
 		for n == 0 || freed < bytes {
 			r := m.evictOldest()
 			if r == nil {
