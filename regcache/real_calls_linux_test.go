@@ -1,6 +1,7 @@
 package regcache_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -148,7 +149,7 @@ func memoryOf(t *testing.T, kind hca.MemKind) ([]byte, *intercept.Monitor) {
 		}
 		mem, err := unix.Mmap(-1, 0, 4*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, m.Close()) })
+		t.Cleanup(func() { require.NoError(t, errors.Join(m.Close(), unix.Munmap(mem))) })
 		return mem, m
 	}
 	m, err := intercept.Explicit()
@@ -159,6 +160,7 @@ func memoryOf(t *testing.T, kind hca.MemKind) ([]byte, *intercept.Monitor) {
 	}
 	mem, err := m.Mmap(-1, 0, 4*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Munmap(mem)) })
 	return mem, m
 }
 

@@ -93,13 +93,16 @@ func mark(what uint64) { unix.RawSyscall(unix.SYS_GETPPID, uintptr(what), 0, 0) 
 func perform(f func()) error {
 	debug.SetGCPercent(-1)
 	const socket = 3 // the first of the extra files
+	defer unix.Close(socket)
 	if _, err := unix.Write(socket, binary.NativeEndian.AppendUint32(nil, uint32(os.Getpid()))); err != nil {
 		return fmt.Errorf("call the notary: %w", err)
 	}
+	listener := -1
 	failed := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for ever
-		if err := confine(); err != nil {
+		var err error
+		if listener, err = confine(); err != nil {
 			failed <- err
 			return
 		}
@@ -118,25 +121,29 @@ func perform(f func()) error {
 		}
 		failed <- errors.New("what is noted did not run within 5 ms in 1000 times")
 	}()
-	return <-failed
+	err := <-failed
+	if listener >= 0 {
+		unix.Close(listener) // the notary has a copy
+	}
+	return err
 }
 
 // confine puts the filter on this thread. From its return on, each system call of
 // the thread waits until the notary lets it pass.
-func confine() error {
+func confine() (listener int, err error) {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("prctl(PR_SET_NO_NEW_PRIVS): %w", err)
+		return -1, fmt.Errorf("prctl(PR_SET_NO_NEW_PRIVS): %w", err)
 	}
 	ask := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF}
 	prog := unix.SockFprog{Len: 1, Filter: &ask}
 	// Killable: a signal of the Go scheduler must not make the kernel begin a call
 	// anew that has been noted.
-	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+	fd, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
 		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, uintptr(unsafe.Pointer(&prog)))
 	if errno != 0 {
-		return fmt.Errorf("seccomp(SET_MODE_FILTER, NEW_LISTENER): %w", errno)
+		return -1, fmt.Errorf("seccomp(SET_MODE_FILTER, NEW_LISTENER): %w", errno)
 	}
-	return nil
+	return int(fd), nil
 }
 
 // notary is this process's part: it notes and lets pass.

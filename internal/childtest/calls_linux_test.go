@@ -1,6 +1,8 @@
 package childtest
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,11 +14,17 @@ import (
 // way it is made, and what other threads call meanwhile is theirs.
 func TestCalls(t *testing.T) {
 	Calls(t, 20*time.Second, nil, func(t *testing.T) func() {
-		go func() {
-			for {
+		var stop atomic.Bool
+		var other sync.WaitGroup
+		other.Go(func() {
+			for !stop.Load() {
 				unix.Gettid()
 			}
-		}()
+		})
+		t.Cleanup(func() {
+			stop.Store(true)
+			other.Wait()
+		})
 		return func() {
 			unix.RawSyscall(unix.SYS_LSEEK, ^uintptr(0), 7, 9)
 			unix.Getuid()
