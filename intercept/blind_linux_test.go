@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/eventtest"
+	"example.com/holdfast/intercept/internal/uffd"
 	"example.com/holdfast/internal/leaktest"
 )
 
@@ -114,18 +116,6 @@ func TestDoesNotSee_RemapFilePages(t *testing.T) {
 	})
 }
 
-// shm attaches a new System V segment of two pages.
-func shm(t *testing.T) (id int, r hca.Range) {
-	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, int(2*pageSize), unix.IPC_CREAT|0o600)
-	require.NoError(t, err)
-	b, err := unix.SysvShmAttach(id, 0, 0)
-	require.NoError(t, err)
-	leaktest.Area(t, hca.RangeOf(b).Addr, 2*pageSize)
-	_, err = unix.SysvShmCtl(id, unix.IPC_RMID, nil) // goes with its last user
-	require.NoError(t, err)
-	return id, hca.RangeOf(b)
-}
-
 func TestDoesNotSee_Shmdt(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
 		_, a := shm(t)
@@ -155,26 +145,47 @@ func TestDoesNotSee_ShmatRemap(t *testing.T) {
 	})
 }
 
+// Another userfaultfd may take pages out of memory that is not its own.
+func TestDoesNotSee_UserfaultMove(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a, to := memory(t, 1), area(t, 1)
+		watched(t, m, a)
+		_, err := rawMmap(to.Addr, uintptr(to.Len), rw, private|unix.MAP_FIXED, -1, 0)
+		require.NoError(t, err)
+		other, err := uffd.Open(uffd.UserModeOnly)
+		require.NoError(t, err)
+		defer unix.Close(other)
+		require.NoError(t, uffd.Enable(other, uffd.FeatureWPAsync|uffd.FeatureWPUnpop))
+		require.NoError(t, uffd.Register(other, to.Addr, to.End()))
+		const cmdMove = 0xc028aa05 // UFFDIO_MOVE, linux/userfaultfd.h
+		arg := struct {
+			dst, src, length, mode uint64
+			moved                  int64
+		}{dst: to.Addr, src: a.Addr, length: a.Len}
+		var errno unix.Errno
+		events := during(t, m, func() {
+			_, _, errno = unix.Syscall(unix.SYS_IOCTL, uintptr(other), cmdMove, uintptr(unsafe.Pointer(&arg)))
+		})
+		if errno == unix.EINVAL && arg.moved == 0 {
+			t.Skip("this kernel has no UFFDIO_MOVE (Linux 6.8)")
+		}
+		require.Zero(t, errno)
+		require.Empty(t, events)
+		require.Equal(t, byte(0xa5), peek(to.Addr), "the page is not there")
+		require.Zero(t, peek(a.Addr), "the page stayed")
+	})
+}
+
 // After fork the first write of the parent gets it a page of its own; an
 // adapter that pinned the old one goes on with that. Nobody is told.
 func TestDoesNotSee_ForkCopyOnWrite(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
 		a := memory(t, 1)
 		watched(t, m, a)
-		var pipe [2]int
-		require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
-		defer unix.Close(pipe[0])
-		defer unix.Close(pipe[1])
 		require.Empty(t, during(t, m, func() {
-			pid := forkAndHold(pipe[0])
-			require.Positive(t, pid)
+			release := eventtest.ForkAndHold(t)
 			poke(a.Addr, 1)
-			_, err := unix.Write(pipe[1], []byte{0})
-			require.NoError(t, err)
-			var st unix.WaitStatus
-			_, err = unix.Wait4(pid, &st, 0, nil)
-			require.NoError(t, err)
-			require.Zero(t, st.ExitStatus())
+			release()
 		}))
 	})
 }
@@ -186,51 +197,9 @@ func TestDoesNotSee_ForkedChild(t *testing.T) {
 		a := memory(t, 2)
 		watched(t, m, a)
 		require.Empty(t, during(t, m, func() {
-			pid := forkUnmap(uintptr(a.Addr), uintptr(a.Len))
-			require.Positive(t, pid)
-			var st unix.WaitStatus
-			_, err := unix.Wait4(pid, &st, 0, nil)
-			require.NoError(t, err)
-			require.Zero(t, st.ExitStatus())
+			eventtest.ForkUnmap(t, a.Addr, a.Len)
 		}))
 		require.Equal(t, byte(0xa5), peek(a.Addr))
 		watched(t, m, a)
 	})
-}
-
-// forkUnmap has a child with a copy of our memory unmap it. The child may do
-// nothing but raw system calls. -1: fork failed.
-//
-//go:norace
-func forkUnmap(addr, length uintptr) int {
-	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 {
-		return -1
-	}
-	if pid == 0 {
-		_, _, errno := unix.RawSyscall(unix.SYS_MUNMAP, addr, length, 0)
-		for {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, uintptr(errno), 0, 0)
-		}
-	}
-	return int(pid)
-}
-
-// forkAndHold forks; the child, which may do nothing but raw system calls,
-// waits for a byte on fd and exits. -1: fork failed.
-//
-//go:norace
-func forkAndHold(fd int) int {
-	var b byte
-	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 {
-		return -1
-	}
-	if pid == 0 {
-		unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b)), 1)
-		for {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
-		}
-	}
-	return int(pid)
 }

@@ -10,12 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/eventtest"
 	"example.com/holdfast/intercept/internal/uffd"
 	"example.com/holdfast/internal/childtest"
-	"example.com/holdfast/internal/leaktest"
 )
-
-const rw = unix.PROT_READ | unix.PROT_WRITE
 
 // fastExit spares a child under the race detector the second that it waits at
 // its exit.
@@ -33,48 +31,23 @@ func inChild(t *testing.T, body func(t *testing.T, m *Monitor)) {
 	})
 }
 
-// area is address space that nobody else uses: memory is mapped inside it with
-// MAP_FIXED, so that it has no neighbours and is where a test wants it.
-func area(t *testing.T, pages int) hca.Range {
-	t.Helper()
-	addr, err := rawMmap(0, uintptr(pages)*uintptr(pageSize), unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, -1, 0)
-	require.NoError(t, err)
-	leaktest.Area(t, addr, uint64(pages)*pageSize)
-	return hca.Range{Addr: addr, Len: uint64(pages) * pageSize}
-}
-
-// part is some pages of a range.
-func part(r hca.Range, first, pages int) hca.Range {
-	return hca.Range{Addr: r.Addr + uint64(first)*pageSize, Len: uint64(pages) * pageSize}
-}
-
-// mapAt maps over r, writable, and touches every page.
-func mapAt(t *testing.T, r hca.Range, flags, fd int) {
-	t.Helper()
-	addr, err := rawMmap(r.Addr, uintptr(r.Len), rw, flags|unix.MAP_FIXED, fd, 0)
-	require.NoError(t, err)
-	require.Equal(t, r.Addr, addr)
-	for p := r.Addr; p < r.End(); p += pageSize {
-		poke(p, 0xa5)
-	}
-}
-
-const (
-	private = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
-	shared  = unix.MAP_SHARED | unix.MAP_ANONYMOUS
+// The memory that tests use.
+var (
+	area   = eventtest.Area
+	part   = eventtest.Part
+	mapAt  = eventtest.MapAt
+	memory = eventtest.Memory
+	memfd  = eventtest.Memfd
+	shm    = eventtest.Shm
+	poke   = eventtest.Poke
+	peek   = eventtest.Peek
 )
 
-// poke and peek write and read memory at an address.
-func poke(addr uint64, b byte) { *(*byte)(pointer(addr)) = b }
-func peek(addr uint64) byte    { return *(*byte)(pointer(addr)) }
-
-// memory gives n pages of fresh private memory with a hole on either side.
-func memory(t *testing.T, n int) hca.Range {
-	t.Helper()
-	r := part(area(t, n+2), 1, n)
-	mapAt(t, r, private, -1)
-	return r
-}
+const (
+	rw      = eventtest.RW
+	private = eventtest.Private
+	shared  = eventtest.Shared
+)
 
 // together is memory that is verified together: it lies in one window.
 func together(t *testing.T, n int) hca.Range {
@@ -83,16 +56,6 @@ func together(t *testing.T, n int) hca.Range {
 	r := hca.Range{Addr: (space.Addr + window - 1) &^ (window - 1), Len: uint64(n) * pageSize}
 	mapAt(t, r, private, -1)
 	return r
-}
-
-// memfd gives a file in memory of n pages.
-func memfd(t *testing.T, n int) int {
-	t.Helper()
-	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
-	require.NoError(t, unix.Ftruncate(fd, int64(n)*int64(pageSize)))
-	return fd
 }
 
 // armed asks the kernel, by means of the test's own, whether all of r is

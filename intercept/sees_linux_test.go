@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/eventtest"
 )
 
 // What userfaultfd reports, row by row of the table in docs. Each test does it
@@ -203,6 +204,23 @@ func TestSees_ProcessMadvise(t *testing.T) {
 		}
 		require.Zero(t, errno)
 		require.Equal(t, []hca.Event{discardEvent(a)}, events)
+	})
+}
+
+// io_uring does the advice for who asks, in a thread of the kernel or in his own.
+func TestSees_UringMadvise(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		u := eventtest.NewUring(t)
+		a := memory(t, 4)
+		watched(t, m, a)
+		one := part(a, 1, 1)
+		const opMadvise = 25 // IORING_OP_MADVISE, linux/io_uring.h
+		events := during(t, m, func() {
+			u.Start(t, opMadvise, 0, -1, 0, one.Addr, uint32(one.Len), unix.MADV_DONTNEED)
+			require.Zero(t, u.End(t))
+		})
+		require.Equal(t, []hca.Event{discardEvent(one)}, events)
+		require.Zero(t, peek(one.Addr), "the page stayed")
 	})
 }
 

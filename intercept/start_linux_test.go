@@ -3,7 +3,6 @@
 package intercept
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/eventtest"
 	"example.com/holdfast/intercept/internal/uffd"
 	"example.com/holdfast/internal/childtest"
 )
@@ -126,10 +126,7 @@ func closeWhileForkedChildLives(t *testing.T) {
 	require.NoError(t, err)
 	all[0] = to
 
-	var pipe [2]int
-	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
-	pid := forkAndHold(pipe[0])
-	require.Positive(t, pid)
+	release := eventtest.ForkAndHold(t)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	var churned atomic.Int64
@@ -162,11 +159,7 @@ func closeWhileForkedChildLives(t *testing.T) {
 		require.False(t, armed(t, r))
 		require.NoError(t, rawMunmap(r.Addr, uintptr(r.Len)))
 	}
-	_, err = unix.Write(pipe[1], []byte{0})
-	require.NoError(t, err)
-	_, err = unix.Wait4(pid, nil, 0, nil)
-	require.NoError(t, err)
-	require.NoError(t, errors.Join(unix.Close(pipe[0]), unix.Close(pipe[1])))
+	release()
 }
 
 // A source that delivers nothing, or not everything, is found out at start and
