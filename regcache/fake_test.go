@@ -76,6 +76,8 @@ type scriptMonitor struct {
 	onProbe  func() // runs inside UnderWay
 	onWatch  func(hca.Range)
 	deaf     bool // delivers nothing
+	// word is the counter of a range's own; nil: all memory is counted by counter
+	word func(hca.Range) *atomic.Uint64
 
 	mu     sync.Mutex
 	events []hca.Event // guarded by mu: all there ever were
@@ -96,7 +98,11 @@ func (m *scriptMonitor) Watch(g hca.Range) hca.Watch {
 	if m.onWatch != nil {
 		m.onWatch(g)
 	}
-	return hca.Watch{Kind: m.kind, Domains: 1}
+	w := hca.Watch{Kind: m.kind, Domains: 1}
+	if m.word != nil {
+		w.Counter = m.word(g)
+	}
+	return w
 }
 
 func (m *scriptMonitor) UnderWay(uint32) bool {
@@ -124,6 +130,9 @@ func (m *scriptMonitor) put(g hca.Range) {
 // event delivers an event the way a source does.
 func (m *scriptMonitor) event(g hca.Range) {
 	m.put(g)
+	if m.word != nil {
+		m.word(g).Add(hca.CounterStep)
+	}
 	m.counter.Add(hca.CounterStep)
 	m.mu.Lock()
 	wakes := m.wakes
