@@ -26,8 +26,8 @@ type contender struct {
 	slow    bool                     // a get takes far longer: it gets a tenth of the iterations
 	does    func(job) bool           // nil: everything
 	absent  string                   // why it cannot run here, or not do all; empty: it can
-	results map[string][]measurement // by job.name, one a round
-	lacks   map[string]bool          // the names of jobs that it answered "absent" to
+	results map[string][]measurement // by job.key, one a round
+	lacks   map[string]bool          // the keys of jobs that it answered "absent" to
 	failed  error                    // the first failure
 }
 
@@ -39,6 +39,7 @@ type measurement struct {
 	hist    *hdrhistogram.Histogram // nil without contend
 	clock   float64
 	churned uint64
+	ran     float64 // share of the time that the threads had a processor, percent
 	last    uint64
 }
 
@@ -89,7 +90,7 @@ func (c *contender) ask(ctx context.Context) {
 
 // run does one job once and keeps what came out.
 func (c *contender) run(ctx context.Context, j job) {
-	if c.command == nil || c.failed != nil || c.lacks[j.name()] || c.does != nil && !c.does(j) {
+	if c.command == nil || c.failed != nil || c.lacks[j.key()] || c.does != nil && !c.does(j) {
 		return
 	}
 	if c.slow {
@@ -101,14 +102,14 @@ func (c *contender) run(ctx context.Context, j job) {
 		return
 	}
 	m := measurement{iters: j.iters}
-	if j.contend {
+	if j.mode == modeContend {
 		m.hist = hdrhistogram.New(1, histMost, histDigits)
 	}
 	for _, f := range lines {
 		if f[0] == "absent" {
 			c.absent = strings.Join(f[1:], " ")
-			c.lacks[j.name()] = true
-			if j.churn == churnNone { // then there is nothing that it could do
+			c.lacks[j.key()] = true
+			if j.churn == churnNone && j.mode == modeHit { // then there is nothing that it could do
 				c.command = nil
 			}
 			return
@@ -118,11 +119,11 @@ func (c *contender) run(ctx context.Context, j job) {
 			return
 		}
 	}
-	if j.contend != (m.hist != nil && m.hist.TotalCount() > 0) || !j.contend && m.ns <= 0 {
+	if contend := j.mode == modeContend; contend != (m.hist != nil && m.hist.TotalCount() > 0) || !contend && m.ns <= 0 {
 		c.failed = fmt.Errorf("%s: no answer to %q", c.name, j.args())
 		return
 	}
-	c.results[j.name()] = append(c.results[j.name()], m)
+	c.results[j.key()] = append(c.results[j.key()], m)
 }
 
 // take adds one line of an answer.
@@ -137,6 +138,8 @@ func (m *measurement) take(f []string) error {
 		m.ns = a
 	case "wall":
 		m.wall = a
+	case "ran":
+		m.ran = a
 	case "last":
 		m.last = uint64(a)
 	case "clock":

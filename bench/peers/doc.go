@@ -17,24 +17,47 @@
 // for all of them. The table has the medians over the rounds, and each
 // contender's ratio to the first peer's.
 //
+// The UCX of another suite of Debian takes part with -suite: it is fetched by
+// apt-get into the user's cache folder (~/.cache/holdfast-peers) together with the C
+// library that it needs, and not installed:
+//
+//	go run ./bench/peers -suite testing
+//
 // A program like those in c, for another version or another cache, takes part
 // with -also, for instance a UCX that was built elsewhere:
 //
 //	gcc -O2 -IUCX/include bench/peers/c/ucx.c -LUCX/lib -Wl,-rpath,UCX/lib -lucp -lucs -lucm -lpthread -o ucx-new
 //	go run ./bench/peers -also ucx-new=./ucx-new
 //
-// The first part is the time of a hit, in processor time of the thread, which
-// other work on the machine does not add to. The second part, contention, is how the
-// time of single hits is spread, on one Region that everybody uses, and while
-// somebody maps, registers and unmaps without pause: 50th, 99th and 99.9th
-// percentile of an HDR histogram. A sample contains two readings of the clock,
-// whose own time is shown in the table.
+// There are four parts, each with a table (-part):
 //
-// With -format=go the same is printed in the format of Go's benchmarks, one line
-// a round, for benchstat:
+//   - hits: what a hit costs, in processor time of the thread, which other work on
+//     the machine does not add to: with few ranges and many, of one size and of
+//     mixed sizes, on one thread and two, and while another thread maps, registers
+//     and unmaps without pause;
+//   - front: the same for a few ranges in a View, and by GetBatch, beside Get;
+//   - cold: what happens seldom: a miss, in processor time of the thread; the end of
+//     a registered range, or of memory that is not registered, together with the
+//     hit after it, in processor time of the process;
+//   - contention: how the time of single hits is spread, on one Region that
+//     everybody uses, and beside a churner: 50th, 99th and 99.9th percentile of an
+//     HDR histogram. A sample contains two readings of the clock, whose own time is
+//     shown in the table. The column "ran" is the share of the time for which the
+//     threads that hit had a processor.
+//
+// With -format=markdown the tables are printed for a document. With -format=go the
+// same is printed in the format of Go's benchmarks, one line a round, for
+// benchstat:
 //
 //	go run ./bench/peers -format=go > now.txt
 //	benchstat -col /who now.txt
+//
+// On a machine where others work, root can give the run a weight that nearly
+// leaves them out. Since a session is scheduled as one (sched_autogroup), nice alone
+// is not enough:
+//
+//	go build -o /tmp/peers ./bench/peers
+//	setsid -w sh -c 'echo -20 > /proc/self/autogroup; exec nice -n -20 /tmp/peers -part contention'
 //
 // Nothing is asserted about the figures. The exit status is 0 unless this
 // project's own contenders fail, 2 for flags that make no sense.

@@ -42,9 +42,14 @@ func load() string {
 }
 
 // threadTime is the processor time of this thread, nanoseconds.
-func threadTime() uint64 {
+func threadTime() uint64 { return clockTime(unix.CLOCK_THREAD_CPUTIME_ID) }
+
+// processTime is the processor time of this process, nanoseconds.
+func processTime() uint64 { return clockTime(unix.CLOCK_PROCESS_CPUTIME_ID) }
+
+func clockTime(id int32) uint64 {
 	var t unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+	if unix.ClockGettime(id, &t) != nil {
 		return 0
 	}
 	return uint64(t.Nano())

@@ -8,5 +8,6 @@ func cpu() string    { return runtime.GOARCH }
 func kernel() string { return runtime.GOOS }
 func load() string   { return "unknown" }
 
-// threadTime is not known here.
-func threadTime() uint64 { return 0 }
+// threadTime and processTime are not known here.
+func threadTime() uint64  { return 0 }
+func processTime() uint64 { return 0 }

@@ -31,6 +31,7 @@ type options struct {
 	regions []uint32
 	format  string
 	part    string
+	suite   string
 	also    []*contender
 }
 
@@ -63,7 +64,7 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	f.IntVar(&o.rounds, "rounds", 5, "how often every contender does every job")
 	f.Uint64Var(&o.iters, "iters", 2_000_000, "gets and puts of each thread in one round; those that register or ask the kernel each time do a tenth")
 	regions := f.String("regions", "16,1024,65536", "how many ranges are cached, one part of the table each")
-	f.StringVar(&o.format, "format", "table", "table, or go: the format of Go's benchmarks, for benchstat")
+	f.StringVar(&o.format, "format", "table", "table; markdown: the same for a document; go: the format of Go's benchmarks, for benchstat")
 	f.Func("also", "NAME=PROGRAM: measure this one too; it answers like those in the folder c; may be given again", func(s string) error {
 		name, program, ok := strings.Cut(s, "=")
 		if !ok || name == "" || program == "" {
@@ -72,7 +73,8 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 		o.also = append(o.also, peerAs(name, program))
 		return nil
 	})
-	f.StringVar(&o.part, "part", "all", "hits, contention or all")
+	f.StringVar(&o.part, "part", "all", "hits, front, cold, contention or all")
+	f.StringVar(&o.suite, "suite", "", "measure the UCX of this suite of Debian too, for instance testing: fetched by apt-get into the user's cache folder, not installed")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -95,12 +97,30 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 		return o, bad("-rounds is %d; at least 1", o.rounds)
 	case o.iters < 1:
 		return o, bad("-iters is 0; at least 1")
-	case o.format != "table" && o.format != "go":
-		return o, bad("-format is %q; table or go", o.format)
-	case o.part != "hits" && o.part != "contention" && o.part != "all":
-		return o, bad("-part is %q; hits, contention or all", o.part)
+	case o.format != "table" && o.format != "markdown" && o.format != "go":
+		return o, bad("-format is %q; table, markdown or go", o.format)
+	case o.part != "all" && len(o.parts()) == 0:
+		return o, bad("-part is %q; hits, front, cold, contention or all", o.part)
+	case strings.ContainsFunc(o.suite, func(r rune) bool { return r != '-' && (r < 'a' || r > 'z') }):
+		return o, bad("-suite is %q; a name as in /etc/apt, small letters", o.suite)
 	}
 	return o, nil
+}
+
+// parts are those that were asked for.
+func (o options) parts() (some []part) {
+	const hitTime = "nanoseconds of one thread's processor time per get and put of a cached range"
+	for _, p := range []part{
+		{"hits", "Hit", hitTime, hitJobs(o.regions, o.iters)},
+		{"front", "Front", hitTime + ", in a View, or of each in a batch", frontJobs(o.iters)},
+		{"cold", "Cold", "nanoseconds of processor time per miss, of the thread; or per end and the hit after it, of the process", coldJobs(o.regions, o.iters)},
+		{"contention", "Contention", "nanoseconds of single gets and puts, percentiles of HDR histograms; each sample contains two readings of the clock, which are at least \"clock\" apart", contentionJobs(o.iters)},
+	} {
+		if o.part == "all" || o.part == p.name {
+			some = append(some, p)
+		}
+	}
+	return some
 }
 
 // compare builds the peers, lets all contenders take turns, and prints.
@@ -121,39 +141,41 @@ func compare(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 	for _, p := range peers {
 		all = append(all, p.build(ctx, dir))
 	}
+	if o.suite != "" {
+		all = append(all, suiteUCX(ctx, o.suite, dir))
+	}
 	for _, c := range o.also {
 		c.ask(ctx)
 		all = append(all, c)
 	}
 	all = append(all, ourContenders(self)...)
 
-	var hits, contention []job
-	if o.part != "contention" {
-		hits = hitJobs(o.regions, o.iters)
-	}
-	if o.part != "hits" {
-		contention = contentionJobs(o.iters)
-	}
 	m := thisMachine()
 	for round := range o.rounds {
 		fmt.Fprintf(stderr, "round %d of %d\n", round+1, o.rounds)
-		for _, j := range append(append([]job(nil), hits...), contention...) {
-			for i := range all {
-				if ctx.Err() != nil {
-					return ctx.Err()
+		for _, p := range o.parts() {
+			for _, j := range p.jobs {
+				for i := range all {
+					if ctx.Err() != nil {
+						return ctx.Err()
+					}
+					all[(i+round)%len(all)].run(ctx, j) // another begins each round
 				}
-				all[(i+round)%len(all)].run(ctx, j) // another begins each round
 			}
 		}
 	}
 	m.loadAfter = load()
 
-	r := report{options: o, machine: m, all: all, hits: hits, contention: contention}
-	if o.format == "go" {
+	r := report{options: o, machine: m, all: all}
+	r.parts = o.parts()
+	switch o.format {
+	case "go":
 		r.benchmarks(stdout)
-		r.notes(stderr)
-	} else {
-		r.tables(stdout)
+		r.notes().plain(stderr)
+	case "markdown":
+		r.tables(stdout, (*grid).markdown)
+	default:
+		r.tables(stdout, (*grid).plain)
 	}
 	for _, c := range all {
 		if c.ours && c.failed != nil {

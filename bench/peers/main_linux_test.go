@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"testing"
 	"time"
 
@@ -17,11 +16,11 @@ import (
 func TestWithoutUserfaultfd(t *testing.T) {
 	childtest.Run(t, 30*time.Second, nil, func(t *testing.T) {
 		childtest.Forbid(t, unix.SYS_USERFAULTFD)
-		for _, kind := range kinds {
+		for _, o := range ours {
 			var out bytes.Buffer
-			j := job{regions: 16, threads: 1, iters: 100, churn: churnNone}
-			require.NoError(t, runOurs(kind.name, j.args(), &out))
-			if kind.name == "foreign" {
+			j := filled([]job{{regions: 8, threads: 1}}, modeHit, 100)[0]
+			require.NoError(t, runOurs(nameOf(o.kind, o.way), j.args(), &out))
+			if o.kind == foreign {
 				require.Regexp(t, `^absent .*userfaultfd`, out.String())
 			} else {
 				require.Regexp(t, `(?m)^ns [\d.]+$`, out.String())
@@ -34,35 +33,52 @@ func TestWithoutUserfaultfd(t *testing.T) {
 // registered again, and foreign churn is on the channel that was asked for.
 func TestSites(t *testing.T) {
 	childtest.Run(t, 60*time.Second, nil, func(t *testing.T) {
-		for _, kind := range kinds {
-			for _, ch := range []churn{churnNone, churnMix, churnSame, churnOther} {
-				j := job{contend: ch != churnNone, regions: 16, threads: 1, iters: 100, churn: ch, limit: time.Second}
-				if !doesOurs(kind.name)(j) {
+		for _, k := range []kind{held, owned, foreign, unknown} {
+			for _, j := range []job{
+				{mode: modeHit},
+				{mode: modeHit, sizes: sizesMixed},
+				{mode: modeHit, sizes: sizesInside},
+				{mode: modeMiss},
+				{mode: modeEnd},
+				{mode: modeContend, churn: churnMix},
+				{mode: modeContend, churn: churnSame},
+				{mode: modeContend, churn: churnOther},
+			} {
+				j.regions, j.threads = 20, 1
+				j = filled([]job{j}, "", 100)[0]
+				if !doesOurs(k, wayGet)(j) {
 					continue
 				}
-				t.Run(fmt.Sprintf("%s/%s", kind.name, ch), func(t *testing.T) {
-					s, err := openSite(kind.name, j)
+				t.Run(string(k)+"/"+j.name(), func(t *testing.T) {
+					s, err := openSite(k, j)
 					if why, ok := err.(absentError); ok {
 						t.Skip(why) // the machine forbids userfaultfd
 					}
 					require.NoError(t, err)
 					defer func() { require.NoError(t, s.close()) }()
-					require.NoError(t, s.fill(kind.name, j.regions))
+					require.NoError(t, s.fill(j.regions))
 					before := s.made.made.Load()
-					require.NoError(t, s.fill(kind.name, j.regions))
-					if again := s.made.made.Load() - before; kind.name == "unknown" {
-						require.EqualValues(t, 16, again)
+					require.NoError(t, s.fill(j.regions))
+					run, end, err := s.runner(wayGet, j.regions, 0)
+					if j.sizes != sizesSame {
+						require.NoError(t, err)
+						_, err = run(1, 1000)
+						require.NoError(t, err)
+						require.NoError(t, end())
+					}
+					if again := s.made.made.Load() - before; k == unknown {
+						require.Positive(t, again)
 					} else {
 						require.Zero(t, again)
 					}
-					require.Equal(t, ch != churnNone, s.churnOnce != nil)
+					require.Equal(t, j.churn != churnNone, s.churnOnce != nil)
 					for range 100 {
 						if s.churnOnce != nil {
 							require.NoError(t, s.churnOnce())
 						}
 					}
-					if kind.name != "unknown" {
-						require.NoError(t, s.fill(kind.name, j.regions))
+					if k != unknown {
+						require.NoError(t, s.fill(j.regions))
 					}
 				})
 			}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -52,34 +53,53 @@ func contenders(t *testing.T) (all []*contender) {
 }
 
 func TestTablesHaveEveryContender(t *testing.T) {
-	out, errs, status := command(t, "-rounds=1", "-iters=500", "-regions=16,1024")
-	require.Zero(t, status, "%s%s", out, errs)
-	require.NotContains(t, out, "FAILED")
-	for _, j := range append(hitJobs([]uint32{16, 1024}, 1), contentionJobs(1)...) {
-		if j.churn == churnNone || j.churn == churnMix { // the others need userfaultfd
-			require.Contains(t, out, j.in())
+	for format, part := range map[string]string{"table": "all", "markdown": "front"} {
+		out, errs, status := command(t, "-rounds=1", "-iters=500", "-regions=20", "-format="+format, "-part="+part)
+		require.Zero(t, status, "%s%s", out, errs)
+		require.NotContains(t, out, "FAILED")
+		for _, p := range (options{regions: []uint32{20}, iters: 500, part: part}).parts() {
+			for _, j := range p.jobs {
+				if j.churn == churnNone || j.churn == churnMix { // the others need userfaultfd
+					require.Contains(t, out, j.in(), "%s", format)
+				}
+			}
+		}
+		head := regexp.MustCompile(`(?m)^[| ]+(ucx[| ]+)?(libfabric[| ]+)?held[| ]+(?:[\d.]+x +)?owned[| ].*$`).FindString(out)
+		require.NotEmpty(t, head, out)
+		for _, c := range contenders(t) {
+			about := regexp.MustCompile(`(?m)^[| ]*` + c.name + `[ |]+(.*?)[ |]*$`).FindStringSubmatch(out[strings.LastIndex(out, "who"):])
+			require.NotNil(t, about, "%s is not in the notes:\n%s", c.name, out)
+			if absent := strings.HasPrefix(about[1], "absent: "); !absent {
+				require.Regexp(t, `(?m)^[| ].*\b`+c.name+`\b`, out, "no column and no row")
+				require.Contains(t, about[1], c.about)
+			} else {
+				require.NotContains(t, head, c.name)
+				require.False(t, c.name == "held" || c.name == "owned", "needs nothing and is absent")
+			}
 		}
 	}
-	head := regexp.MustCompile(`(?m)^ +(ucx +)?(libfabric +)?held +(?:[\d.]+x +)?owned .*$`).FindString(out)
-	require.NotEmpty(t, head, out)
-	for _, c := range contenders(t) {
-		about := regexp.MustCompile(`(?m)^` + c.name + ` +(.*)$`).FindStringSubmatch(out)
-		require.NotNil(t, about, "%s is not in the notes:\n%s", c.name, out)
-		if absent := strings.HasPrefix(about[1], "absent: "); !absent {
-			require.Contains(t, head, c.name)
-			require.Contains(t, about[1], c.about)
-		} else {
-			require.NotContains(t, head, c.name)
-			require.False(t, c.name == "held" || c.name == "owned", "needs nothing and is absent")
-		}
-	}
+}
+
+func allParts(regions []uint32, iters uint64) []part {
+	return options{regions: regions, iters: iters, part: "all"}.parts()
+}
+
+func TestGrid(t *testing.T) {
+	g := &grid{}
+	g.row("", "one", "two")
+	g.row("a|b", "1", "22.5")
+	var plain, markdown strings.Builder
+	g.plain(&plain)
+	g.markdown(&markdown)
+	require.Equal(t, "       one   two\n  a|b    1  22.5\n", plain.String())
+	require.Equal(t, "|  | one | two |\n|---|---:|---:|\n| a\\|b | 1 | 22.5 |\n", markdown.String())
 }
 
 func TestGoFormat(t *testing.T) {
 	out, errs, status := command(t, "-rounds=2", "-iters=200", "-format=go", "-part=hits", "-regions=8")
 	require.Zero(t, status, "%s%s", out, errs)
 	require.Contains(t, errs, "held  ", "who is who goes beside the figures")
-	lines := regexp.MustCompile(`(?m)^BenchmarkHit/(\S+)/who=(\w+)\t\d+\t[\d.]+ ns/op\t[\d.]+ wall-ns/op$`).FindAllStringSubmatch(out, -1)
+	lines := regexp.MustCompile(`(?m)^BenchmarkHit/(\S+)/who=([-\w]+)\t\d+\t[\d.]+ ns/op\t[\d.]+ wall-ns/op$`).FindAllStringSubmatch(out, -1)
 	count := map[string]int{}
 	for _, l := range lines {
 		count[l[1]+" "+l[2]]++
@@ -90,20 +110,63 @@ func TestGoFormat(t *testing.T) {
 
 	out, errs, status = command(t, "-rounds=1", "-iters=200", "-format=go", "-part=contention")
 	require.Zero(t, status, "%s%s", out, errs)
-	require.Regexp(t, `(?m)^BenchmarkContention/n=1/threads=4/churn=none/who=held\t800\t\d+ p50-ns\t\d+ p99-ns\t\d+ p99.9-ns$`, out)
+	require.Regexp(t, `(?m)^BenchmarkContention/n=1/threads=4/churn=none/who=held\t800\t\d+ p50-ns\t\d+ p99-ns\t\d+ p99.9-ns\t[\d.]+ ran-%$`, out)
 	require.NotContains(t, out, "BenchmarkHit")
+
+	out, errs, status = command(t, "-rounds=1", "-iters=200", "-format=go", "-part=cold", "-regions=100")
+	require.Zero(t, status, "%s%s", out, errs)
+	for _, m := range []mode{modeMiss, modeEnd, modeElsewhere} {
+		require.Regexp(t, `(?m)^BenchmarkCold/`+string(m)+`/n=100/who=owned\t200\t[\d.]+ ns/op$`, out)
+	}
+
+	out, errs, status = command(t, "-rounds=1", "-iters=200", "-format=go", "-part=front")
+	require.Zero(t, status, "%s%s", out, errs)
+	for _, who := range []string{"held-view", "owned-view", "held-batch", "owned-batch", "held", "owned"} {
+		require.Regexp(t, `(?m)^BenchmarkFront/n=8/threads=1/who=`+who+`\t200\t[\d.]+ ns/op`, out)
+	}
+}
+
+// The ranges of mixed sizes are what they are said to be.
+func TestLayout(t *testing.T) {
+	var classes, least, most uint64 = 0, 1 << 63, 0
+	odd := 0
+	for i := range uint32(1 << 17) {
+		piece, start, length := layout(i)
+		require.LessOrEqual(t, start+length+1, piece, "%d: pages at both ends are its own", i)
+		require.Positive(t, length)
+		if start%4096 != 0 && (start+length)%4096 != 0 {
+			odd++
+		}
+		least, most, classes = min(least, length), max(most, length), classes|1<<bits.Len64(length-1)
+		from, n := inside(length)
+		require.LessOrEqual(t, from+n, length)
+		require.Positive(t, n)
+	}
+	require.Greater(t, odd, 1<<17*9/10)
+	require.Equal(t, 19, bits.OnesCount64(classes))
+	require.Greater(t, least, uint64(2048))
+	require.LessOrEqual(t, most, uint64(1<<30))
+	require.Greater(t, most, uint64(1<<30-4096))
 }
 
 // The contenders do the same: their generators end with the same numbers.
 func TestEverybodyDoesTheSameWork(t *testing.T) {
 	for _, j := range []job{
 		{regions: 16, threads: 1, iters: 3000},
+		{regions: 8, threads: 2, iters: 3001}, // views and batches too, and a batch that is not full
+		{regions: 40, threads: 1, iters: 3000, sizes: sizesMixed},
+		{regions: 1200, threads: 1, iters: 3000, sizes: sizesInside},
+		{regions: 16, threads: 1, iters: 3000, churn: churnMix},
 		{regions: 100, threads: 3, iters: 3000, apart: true},
-		{regions: 100, threads: 2, iters: 500, contend: true, limit: 20 * time.Second},
-		{regions: 3, threads: 1, iters: 50, contend: true, limit: 20 * time.Second, churn: churnMix},
+		{mode: modeContend, regions: 100, threads: 2, iters: 500},
+		{mode: modeContend, regions: 3, threads: 1, iters: 50, churn: churnMix},
 	} {
-		if j.churn == "" {
-			j.churn = churnNone
+		if j.mode == "" {
+			j.mode = modeHit
+		}
+		j = filled([]job{j}, "", j.iters)[0]
+		if j.limit > 0 {
+			j.limit = 20 * time.Second
 		}
 		var want uint64
 		for t := range uint32(j.threads) {
@@ -117,14 +180,14 @@ func TestEverybodyDoesTheSameWork(t *testing.T) {
 			c.slow = false
 			c.run(t.Context(), j)
 			require.NoError(t, c.failed)
-			for _, m := range c.results[j.name()] {
+			for _, m := range c.results[j.key()] {
 				require.Equal(t, want, m.last, "%s, %s", c.name, j.name())
-				if j.contend {
+				if j.mode == modeContend {
 					require.EqualValues(t, j.iters*uint64(j.threads), m.hist.TotalCount(), c.name)
 				}
 			}
-			if c.name == "held" {
-				require.Len(t, c.results[j.name()], 1)
+			if c.name == "held" || c.name == "owned" || j.regions == 8 && (c.name == "held-view" || c.name == "owned-batch") {
+				require.Len(t, c.results[j.key()], 1)
 			}
 		}
 	}
@@ -133,7 +196,7 @@ func TestEverybodyDoesTheSameWork(t *testing.T) {
 // A time limit ends a job that is timed hit by hit.
 func TestLimit(t *testing.T) {
 	for _, c := range contenders(t) {
-		j := job{contend: true, regions: 4, threads: 1, iters: 1 << 40, churn: churnNone, limit: 5 * time.Millisecond}
+		j := job{mode: modeContend, sizes: sizesSame, regions: 4, threads: 1, iters: 1 << 40, churn: churnNone, limit: 5 * time.Millisecond}
 		if c.slow {
 			j.iters *= 10
 		}
@@ -170,7 +233,7 @@ func TestAbsentPeers(t *testing.T) {
 // A contender of another's whose process fails is named and takes nobody along;
 // one of ours makes the command fail.
 func TestFailures(t *testing.T) {
-	j := job{regions: 1, threads: 1, iters: 1, churn: churnNone}
+	j := filled([]job{{regions: 1, threads: 1}}, modeHit, 1)[0]
 	broken := func(args ...string) *contender {
 		c := newContender("broken", "", args...)
 		c.ask(t.Context())
@@ -187,17 +250,17 @@ func TestFailures(t *testing.T) {
 	require.ErrorContains(t, broken("/bin/sh", "-c", `[ $0 = about ] && echo about me || true`).failed, "no answer to")
 	some := newContender("some", "", "/bin/sh", "-c", `case $6 in same) echo absent no channels;; *) echo ns 2.5;; esac`, "sh")
 	for range 2 {
-		some.run(t.Context(), job{regions: 3, threads: 1, iters: 1, churn: churnSame})
+		some.run(t.Context(), filled([]job{{regions: 3, threads: 1, churn: churnSame}}, modeHit, 1)[0])
 		some.run(t.Context(), j)
 	}
 	require.Equal(t, "no channels", some.absent)
 	require.Len(t, some.results, 1, "what it can do it does")
-	require.Len(t, some.results[j.name()], 2)
+	require.Len(t, some.results[j.key()], 2)
 	require.Equal(t, "it is cold", broken("/bin/sh", "-c", `[ $0 = about ] && echo about me || echo absent it is cold`).absent)
 	good := broken("/bin/sh", "-c", `[ $0 = about ] && echo about me 1.0 || echo ns 2.5`)
 	require.NoError(t, good.failed)
 	require.Equal(t, "me 1.0", good.about)
-	require.Equal(t, 2.5, good.results[j.name()][0].ns)
+	require.Equal(t, 2.5, good.results[j.key()][0].ns)
 }
 
 // A program of the user's takes part; the command does not fail for it.
@@ -221,6 +284,7 @@ func TestFlags(t *testing.T) {
 		"-regions=1":    `-regions is "1"`,
 		"-regions=9,":   `-regions is "9,"`,
 		"-also=this":    "want NAME=PROGRAM",
+		"-suite=../x":   `-suite is "../x"`,
 		"-bogus":        "not defined",
 	} {
 		out, errs, status := command(t, args)
@@ -234,21 +298,70 @@ func TestFlags(t *testing.T) {
 }
 
 func TestJobs(t *testing.T) {
-	seen := map[string]bool{}
-	for _, j := range append(hitJobs([]uint32{16, 1024, 65536}, 7), contentionJobs(7)...) {
-		got, err := parseJob(j.args())
-		require.NoError(t, err)
-		require.Equal(t, j, got)
-		require.False(t, seen[j.name()], "two jobs are called %s", j.name())
-		seen[j.name()] = true
+	for _, p := range allParts([]uint32{16, 1024, 65536}, 7) {
+		seen := map[string]bool{}
+		for _, j := range p.jobs {
+			got, err := parseJob(j.args())
+			require.NoError(t, err)
+			require.Equal(t, j, got)
+			require.False(t, seen[j.name()], "two jobs are called %s", j.name())
+			seen[j.name()] = true
+		}
 	}
-	for _, args := range []string{"", "hit", "hold 1 1 0 1 none 0", "hit 0 1 0 1 none 0", "hit 1 0 0 1 none 0", "hit 1 2 1 1 none 0", "hit x 1 0 1 none 0"} {
+	for _, args := range []string{"", "hit", "hold 1 1 0 1 none 0 same", "hit 0 1 0 1 none 0 same", "hit 1 0 0 1 none 0 same",
+		"hit 1 2 1 1 none 0 same", "hit x 1 0 1 none 0 same", "hit 1 1 0 1 none 0 small"} {
 		_, err := parseJob(strings.Fields(args))
 		require.Error(t, err, args)
 	}
-	_, errs, status := command(t, asOurs, "nothing", "hit", "1", "1", "0", "1", "none", "0")
+	_, errs, status := command(t, asOurs, "nothing", "hit", "1", "1", "0", "1", "none", "0", "same")
 	require.Equal(t, 1, status)
-	require.Contains(t, errs, `no kind of memory is called "nothing"`)
+	require.Contains(t, errs, `no contender of ours is called "nothing"`)
+}
+
+// Without what it takes to fetch another suite's UCX, that is absent and says so.
+func TestSuiteIsAbsent(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	c := suiteUCX(t.Context(), "testing", t.TempDir())
+	require.Equal(t, "no gcc; apt install gcc", c.absent)
+	for name, script := range map[string]string{
+		"gcc": "exit 0", "dpkg": "echo amd64", "dpkg-deb": "exit 0",
+		"apt-get": "echo E: The repository does not exist. >&2; exit 100",
+	} {
+		require.NotContains(t, suiteUCX(t.Context(), "testing", t.TempDir()).absent, "repository")
+		require.NoError(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	}
+	c = suiteUCX(t.Context(), "testing", t.TempDir())
+	require.NoError(t, c.failed)
+	if !strings.Contains(c.absent, "no Debian package source") { // on another system than Debian
+		require.Regexp(t, `^apt-get update of Debian testing from \S+: exit status 100: E: The repository does not exist.$`, c.absent)
+	}
+	left, err := filepath.Glob(filepath.Join(os.Getenv("XDG_CACHE_HOME"), "holdfast-peers", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// The real thing, from Debian's servers: HOLDFAST_PEERS_SUITE=testing.
+func TestSuite(t *testing.T) {
+	suite := os.Getenv("HOLDFAST_PEERS_SUITE")
+	if suite == "" {
+		t.Skip("HOLDFAST_PEERS_SUITE names no suite of Debian to download from")
+	}
+	c := suiteUCX(t.Context(), suite, unpacked(t))
+	require.NoError(t, c.failed)
+	require.Empty(t, c.absent)
+	require.Regexp(t, `^UCX \d+\.\d+`, c.about)
+	j := filled([]job{{regions: 16, threads: 1}}, modeHit, 1000)[0]
+	c.run(t.Context(), j)
+	require.NoError(t, c.failed)
+	require.Len(t, c.results[j.key()], 1)
+}
+
+func unpacked(t *testing.T) string {
+	dir := t.TempDir()
+	require.NoError(t, unpack(dir))
+	return dir
 }
 
 func TestMedian(t *testing.T) {

@@ -39,8 +39,7 @@ func peerAs(name, program string) *contender {
 // build compiles the peer's program into dir. A peer whose package is not there
 // is absent, not failed.
 func (p peer) build(ctx context.Context, dir string) *contender {
-	bin := filepath.Join(dir, p.name)
-	c := peerAs(p.name, bin)
+	c := peerAs(p.name, filepath.Join(dir, p.name))
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
 		c.command, c.absent = nil, "no gcc; apt install gcc "+p.install
@@ -51,16 +50,21 @@ func (p peer) build(ctx context.Context, dir string) *contender {
 		c.command, c.absent = nil, fmt.Sprintf("<%s> is not installed; apt install %s", p.header, p.install)
 		return c
 	}
-	args := []string{"-O2", "-Wall", "-Wextra", "-o", bin, filepath.Join(dir, "c", p.source)}
+	c.compile(ctx, gcc, append([]string{filepath.Join(dir, "c", p.source)}, p.libs...))
+	return c
+}
+
+// compile makes the contender's program and asks it who it is.
+func (c *contender) compile(ctx context.Context, gcc string, args []string) {
 	var errs bytes.Buffer
-	cc := exec.CommandContext(ctx, gcc, append(append(args, p.libs...), "-lpthread")...)
+	args = append([]string{"-O2", "-Wall", "-Wextra", "-o", c.command[0]}, args...)
+	cc := exec.CommandContext(ctx, gcc, append(args, "-lpthread")...)
 	cc.Stderr = &errs
 	if err := cc.Run(); err != nil {
-		c.failed = fmt.Errorf("%s: does not build against the version installed: %v: %s", p.name, err, firstError(errs.String()))
-		return c
+		c.failed = fmt.Errorf("%s: does not build against the version installed: %v: %s", c.name, err, firstError(errs.String()))
+		return
 	}
 	c.ask(ctx)
-	return c
 }
 
 // firstError is the line of a compiler's output that says what is wrong.

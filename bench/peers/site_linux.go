@@ -18,53 +18,106 @@ const (
 
 // openSite makes the cache and the memory for a job. Held and owned memory need
 // no kernel source, and without one nothing but what is announced moves the
-// counter; it has one if foreign memory is what churns.
-func openSite(kind string, j job) (*site, error) {
+// counters; it has one if foreign memory is what churns.
+func openSite(k kind, j job) (*site, error) {
 	foreignChurn := j.churn == churnSame || j.churn == churnOther
 	var m *intercept.Monitor
 	var err error
-	if kind == "foreign" || foreignChurn {
+	if k == foreign || foreignChurn {
 		if m, err = intercept.Userfault(); err != nil {
 			return nil, absentError{err}
 		}
 	} else if m, err = intercept.Explicit(); err != nil {
 		return nil, err
 	}
-	s := &site{}
+	s := &site{kind: k}
 	if s.cache, s.made, err = newCache(m); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	size := int(j.regions) * stride
-	unmap := func([]byte) error { return nil }
-	switch kind {
-	case "held":
-		s.mem = make([]byte, size) // never touched: takes no memory
-	case "owned":
-		s.mem, err = m.Mmap(-1, 0, size, readWrite, private)
-		unmap = m.Munmap
-	case "foreign", "unknown":
-		s.mem, err = mapRaw(size)
-		unmap = unix.Munmap
+	unmap := func() error { return nil }
+	s.close = func() error { return errors.Join(s.cache.Close(), m.Close(), unmap()) }
+
+	mapped := uint64(j.regions) * stride
+	switch j.mode {
+	case modeMiss:
+		mapped += j.iters * stride
+	case modeEnd, modeElsewhere:
+		mapped += stride
+	}
+	if j.sizes != sizesSame {
+		mapped = 0
+		for i := range j.regions {
+			piece, _, _ := layout(i)
+			mapped += piece
+		}
+	}
+	var mem []byte
+	switch k {
+	case held:
+		if j.sizes == sizesSame {
+			mem = make([]byte, mapped) // never touched: takes no memory
+		}
+	case owned:
+		mem, err = m.Mmap(-1, 0, int(mapped), readWrite, private)
+		unmap = func() error { return m.Munmap(mem) }
+	case foreign, unknown:
+		mem, err = mapRaw(int(mapped))
+		unmap = func() error { return unix.Munmap(mem) }
 	default:
-		err = fmt.Errorf("no kind of memory is called %q", kind)
+		err = fmt.Errorf("no kind of memory is called %q", k)
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.cache.Close(), m.Close())
+		unmap = func() error { return nil }
+		return nil, errors.Join(err, s.close())
+	}
+	if j.sizes == sizesSame {
+		s.mem = mem[:uint64(j.regions)*stride]
+	} else {
+		s.layOut(mem, j)
+	}
+	if rest := mem[len(s.mem):]; j.sizes == sizesSame && len(rest) > 0 {
+		s.more = hca.RangeOf(rest)
+	}
+	if k == owned {
+		// What a discard announces is still there afterwards.
+		s.gone = func(g hca.Range) { m.Begin(g, hca.CauseDiscard).End() }
 	}
 	switch {
 	case foreignChurn:
 		s.churnOnce, err = s.churnForeign(m, j.churn)
 	case j.churn == churnMix:
 		s.churnOnce = s.churnOwned(m)
-	}
-	s.close = func() error {
-		err := errors.Join(s.cache.Close(), m.Close())
-		return errors.Join(err, unmap(s.mem))
+	case j.mode == modeMiss && k == foreign:
+		m.Watch(hca.RangeOf(mem)) // what a miss costs when its mapping is known already
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
+}
+
+// layOut puts ranges of mixed sizes into mem, or makes each a Go object of its own.
+func (s *site) layOut(mem []byte, j job) {
+	for i := range j.regions {
+		piece, start, length := layout(i)
+		var b []byte
+		if s.kind == held {
+			b = make([]byte, piece)
+		} else {
+			b, mem = mem[:piece], mem[piece:]
+		}
+		b = b[start : start+length]
+		asked := b
+		if j.sizes == sizesInside {
+			from, n := inside(length)
+			asked = b[from : from+n]
+		}
+		if s.kind == held {
+			s.wholeBytes, s.askedBytes = append(s.wholeBytes, b), append(s.askedBytes, asked)
+		} else {
+			s.whole, s.asked = append(s.whole, hca.RangeOf(b)), append(s.asked, hca.RangeOf(asked))
+		}
+	}
 }
 
 func mapRaw(size int) ([]byte, error) {
@@ -94,7 +147,10 @@ func (s *site) churnOwned(m *intercept.Monitor) func() error {
 // munmap, which would leave a hole for others to map into; to the kernel and the
 // monitor it is the same.
 func (s *site) churnForeign(m *intercept.Monitor, want churn) (func() error, error) {
-	mine := m.Watch(hca.RangeOf(s.mem[:regionLen])).Domains
+	var mine uint32
+	if s.kind != held { // the Go heap is not to be watched
+		mine = m.Watch(s.at(0)).Domains
+	}
 	const room = 64
 	area, err := unix.MmapPtr(-1, 0, nil, room*stride, unix.PROT_NONE, private)
 	if err != nil {

@@ -4,10 +4,12 @@
  *   static void about(void);                  print "about NAME VERSION\n"
  *   static void peer_open(size_t regions);    make the cache, or absent("why")
  *   static inline void use(char *p, size_t);  get and put: the thing measured
- *   static long registrations(void);          how often it registered so far
+ *   static long registrations(void);          how often it registered so far, -1: unknown
+ *   static int gone(char *p, size_t);         memory is about to go, as its cache is
+ *                                             told by its hooks; 0: it cannot be told
  *
  * and gets main. ../work.go says what the arguments mean and what is printed;
- * ../ours_linux.go is the same program for the cache of this project. */
+ * ../ours.go is the same program for the cache of this project. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -36,12 +38,19 @@ static void about(void);
 static void peer_open(size_t regions);
 static inline void use(char *p, size_t len);
 static long registrations(void);
+static int gone(char *p, size_t len);
+
+struct range {
+	char *p;
+	size_t len;
+};
 
 static struct {
 	int contend, churn, apart, threads;
 	uint32_t regions;
 	uint64_t iters, limit_ns;
 	char *base;
+	struct range *table; /* mixed sizes: what is asked for; else NULL */
 	pthread_barrier_t start;
 	_Atomic int stop;
 } job;
@@ -84,6 +93,12 @@ static void record(struct thread *t, uint64_t ns) {
 	t->longer[t->longers++] = ns;
 }
 
+/* Which range a generator's value means to a thread. */
+static inline struct range pick(uint32_t x, uint32_t n, char *base) {
+	uint32_t i = (x >> 8) % n;
+	return job.table ? job.table[i] : (struct range){base + (size_t)i * STRIDE, REGION};
+}
+
 static void *worker(void *arg) {
 	struct thread *t = arg;
 	uint32_t x = t->number * 7919 + 1, n = job.regions;
@@ -93,27 +108,32 @@ static void *worker(void *arg) {
 		base += (size_t)t->number * n * STRIDE;
 	}
 	pthread_barrier_wait(&job.start);
-	if (!job.contend) {
-		uint64_t from = read_clock(CLOCK_THREAD_CPUTIME_ID);
+	uint64_t cpu = read_clock(CLOCK_THREAD_CPUTIME_ID);
+	if (!job.contend && job.table) {
+		for (uint64_t i = 0; i < job.iters; i++) {
+			x = x * 1664525 + 1013904223;
+			struct range *r = &job.table[(x >> 8) % n];
+			use(r->p, r->len);
+		}
+	} else if (!job.contend) {
 		for (uint64_t i = 0; i < job.iters; i++) {
 			x = x * 1664525 + 1013904223;
 			use(base + (size_t)((x >> 8) % n) * STRIDE, REGION);
 		}
-		t->cpu = read_clock(CLOCK_THREAD_CPUTIME_ID) - from;
-		t->last = x;
-		return NULL;
+	} else {
+		uint64_t end = now() + job.limit_ns;
+		for (uint64_t i = 0; i < job.iters; i++) {
+			x = x * 1664525 + 1013904223;
+			struct range r = pick(x, n, base);
+			uint64_t from = now();
+			use(r.p, r.len);
+			uint64_t to = now();
+			record(t, to - from);
+			if (to > end)
+				break;
+		}
 	}
-	uint64_t end = now() + job.limit_ns;
-	for (uint64_t i = 0; i < job.iters; i++) {
-		x = x * 1664525 + 1013904223;
-		char *p = base + (size_t)((x >> 8) % n) * STRIDE;
-		uint64_t from = now();
-		use(p, REGION);
-		uint64_t to = now();
-		record(t, to - from);
-		if (to > end)
-			break;
-	}
+	t->cpu = read_clock(CLOCK_THREAD_CPUTIME_ID) - cpu;
 	t->last = x;
 	return NULL;
 }
@@ -141,13 +161,78 @@ static uint64_t clock_cost(void) {
 	return least;
 }
 
+/* The ranges of mixed sizes, registered; ../work.go: layout and inside. */
+static void lay_out(int inside) {
+	job.table = calloc(job.regions, sizeof *job.table);
+	if (!job.table)
+		fail("calloc");
+	size_t size = 0, at = 0;
+	for (int pass = 0; pass < 2; pass++) {
+		for (uint32_t i = 0; i < job.regions; i++) {
+			uint32_t k = i % 19;
+			if (i >= 1024)
+				k = (uint32_t)__builtin_ctz(i) < 18 ? (uint32_t)__builtin_ctz(i) : 18;
+			uint64_t full = (uint64_t)4096 << k, start = (uint64_t)i * 1000003 % 4096, len = full - (uint64_t)i * 7919 % 1024;
+			if (pass == 0) {
+				size += full + 8192;
+				continue;
+			}
+			char *p = job.base + at + start;
+			at += full + 8192;
+			use(p, len);
+			job.table[i] = (struct range){p, len};
+			if (inside) {
+				size_t rest = len - len / 2;
+				job.table[i] = (struct range){p + len / 2, rest < 4096 ? rest : 4096};
+			}
+		}
+		if (pass == 0)
+			job.base = map(size);
+	}
+}
+
+/* What happens seldom: a range that nobody asked for before, the end of a range,
+ * or of memory that is not registered. After an end comes a hit on another range,
+ * which has to find out; ranges that have ended are registered again off the
+ * clock. */
+static void cold(const char *mode) {
+	enum { BATCH = 64 };
+	char *more = map((size_t)(job.iters + 1) * STRIDE);
+	uint64_t spent = 0;
+	clockid_t clock = !strcmp(mode, "miss") ? CLOCK_THREAD_CPUTIME_ID : CLOCK_PROCESS_CPUTIME_ID;
+	if (strcmp(mode, "miss") && !gone(more, REGION))
+		absent("nobody can tell its cache that memory ends");
+	for (uint64_t i = 0; i < job.iters;) {
+		uint64_t batch = job.iters - i < BATCH ? job.iters - i : BATCH;
+		if (batch >= job.regions)
+			batch = job.regions - 1;
+		long before = registrations();
+		uint64_t from = read_clock(clock);
+		for (uint64_t k = i; k < i + batch; k++) {
+			if (!strcmp(mode, "miss")) {
+				use(more + k * STRIDE, REGION);
+				continue;
+			}
+			gone(!strcmp(mode, "end") ? job.base + (1 + k % (job.regions - 1)) * STRIDE : more, REGION);
+			use(job.base, REGION);
+		}
+		spent += read_clock(clock) - from;
+		for (uint64_t k = i; !strcmp(mode, "end") && k < i + batch; k++)
+			use(job.base + (1 + k % (job.regions - 1)) * STRIDE, REGION);
+		if (before >= 0 && registrations() - before != (strcmp(mode, "elsewhere") ? (long)batch : 0))
+			fail("not what should have been was registered");
+		i += batch;
+	}
+	printf("last 0\nns %.3f\n", (double)spent / job.iters);
+}
+
 int main(int argc, char **argv) {
 	if (argc == 2 && !strcmp(argv[1], "about")) {
 		about();
 		return 0;
 	}
-	if (argc != 8) {
-		fprintf(stderr, "use: hit|contend regions threads apart iters churn limit-ns\n");
+	if (argc != 9) {
+		fprintf(stderr, "use: hit|contend|miss|end|elsewhere regions threads apart iters churn limit-ns same|mixed|inside\n");
 		return 2;
 	}
 	job.contend = !strcmp(argv[1], "contend");
@@ -161,12 +246,21 @@ int main(int argc, char **argv) {
 		fprintf(stderr, "no such work: %u regions, %d threads\n", job.regions, job.threads);
 		return 2;
 	}
-	peer_open(job.regions);
-	job.base = map((size_t)job.regions * STRIDE);
-	for (uint32_t i = 0; i < job.regions; i++)
-		use(job.base + (size_t)i * STRIDE, REGION);
+	int is_cold = !job.contend && strcmp(argv[1], "hit");
+	peer_open(job.regions + (is_cold ? job.iters : 0));
+	if (!strcmp(argv[8], "same")) {
+		job.base = map((size_t)job.regions * STRIDE);
+		for (uint32_t i = 0; i < job.regions; i++)
+			use(job.base + (size_t)i * STRIDE, REGION);
+	} else {
+		lay_out(!strcmp(argv[8], "inside"));
+	}
 	if (registrations() >= 0 && registrations() != job.regions)
 		fail("the regions were not registered once each");
+	if (is_cold) {
+		cold(argv[1]);
+		return 0;
+	}
 
 	uint64_t churned = 0;
 	pthread_t churn;
@@ -199,13 +293,14 @@ int main(int argc, char **argv) {
 		cpu += t[i].cpu;
 	}
 	printf("last %llu\n", (unsigned long long)last);
+	printf("ran %.1f\n", 100.0 * (double)cpu / job.threads / (double)took);
+	printf("churned %llu\n", (unsigned long long)churned);
 	if (!job.contend) {
 		printf("ns %.3f\n", (double)cpu / job.iters / job.threads);
 		printf("wall %.3f\n", (double)took / job.iters);
 		return 0;
 	}
 	printf("clock %llu\n", (unsigned long long)clock_cost());
-	printf("churned %llu\n", (unsigned long long)churned);
 	for (int b = 0; b < BUCKETS; b++) {
 		uint64_t sum = 0;
 		for (int i = 0; i < job.threads; i++)
