@@ -1,5 +1,3 @@
-//go:build !verbs
-
 package verbs
 
 import (

@@ -1,5 +1,0 @@
-//go:build linux && race
-
-package leaktest
-
-const raceDetector = true
