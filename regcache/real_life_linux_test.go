@@ -269,13 +269,18 @@ func TestC19_UnmapsWithoutGet(t *testing.T) {
 }
 
 // C21: children are started all the time while the cache is under load. The
-// parent goes on, and the children have none of its descriptors.
+// parent goes on, and the children have none of its descriptors. In full (see full)
+// they are 1,000.
 func TestC21_ChildrenUnderLoad(t *testing.T) {
 	ls, err := exec.LookPath("ls")
 	if err != nil {
 		t.Skip("needs ls")
 	}
-	inWorlds(t, 2*time.Minute, nil, []world{foreign, owned}, regcache.Config{}, func(t *testing.T, k *kit) {
+	inWorlds(t, longest(2*time.Minute), nil, []world{foreign, owned}, regcache.Config{}, func(t *testing.T, k *kit) {
+		children := underRace(rounds(300), 2)
+		if full() {
+			children = 1000
+		}
 		l := k.newLink(t, 4*page)
 		var over atomic.Bool
 		load := func() error {
@@ -297,7 +302,7 @@ func TestC21_ChildrenUnderLoad(t *testing.T) {
 		}
 		together(t, load, func() error {
 			defer over.Store(true)
-			for range underRace(rounds(300), 2) {
+			for range children {
 				out, err := exec.Command(ls, "-l", "/proc/self/fd").Output()
 				if err != nil {
 					return err

@@ -152,13 +152,18 @@ func lockedLimit(t *testing.T, k *kit, size, limit uint64) {
 }
 
 // C33: a great many distinct buffers under a limit: never more registered than
-// the limit, and the memory of the process is flat.
+// the limit, nor more pinned, and the memory of the process is flat. In full (see
+// full) they are 10^6.
 func TestC33_ManyBuffers(t *testing.T) {
 	const most = 100
-	inWorlds(t, 2*time.Minute, nil, []world{foreign, owned, odpRange, alone}, regcache.Config{MaxRegions: most}, func(t *testing.T, k *kit) {
+	inWorlds(t, longest(2*time.Minute), nil, []world{foreign, owned, odpRange, alone}, regcache.Config{MaxRegions: most, MaxBytes: most * page}, func(t *testing.T, k *kit) {
 		l := k.newLink(t, page)
 		n := underRace(rounds(30_000), 2)
+		if full() {
+			n = 1_000_000
+		}
 		const chunk = 64
+		own := pinned(t) // by the link
 		var heap uint64
 		var maps int
 		for i := 0; i < n; i += chunk {
@@ -169,6 +174,7 @@ func TestC33_ManyBuffers(t *testing.T) {
 				require.NoError(t, l.use(k.cache, hca.Range{Addr: m.Addr + j*page, Len: page}))
 				if (uint64(i)+j)%997 == 0 {
 					require.LessOrEqual(t, k.back.live(), most)
+					require.LessOrEqual(t, pinned(t), own+most*page)
 				}
 			}
 			k.unmap(t, m)
@@ -178,6 +184,10 @@ func TestC33_ManyBuffers(t *testing.T) {
 		}
 		require.LessOrEqual(t, heapInUse(), heap+256<<10)
 		require.LessOrEqual(t, mappings(t), maps+200)
+		s := k.cache.Stats()
+		require.GreaterOrEqual(t, s.Registrations, uint64(n))
+		require.Zero(t, s.Failures)
+		t.Logf("%d buffers, %d registrations, %d pinned pages at the end", n, s.Registrations, (pinned(t)-own)/page)
 		k.verdictOf(t, l)
 	})
 }

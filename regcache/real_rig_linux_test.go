@@ -167,6 +167,18 @@ func rounds(n int) int {
 	return n
 }
 
+// full reports whether the long form of a test is asked for: HOLDFAST_PROOF=full
+// in the environment, and a -timeout of 30m.
+func full() bool { return os.Getenv("HOLDFAST_PROOF") == "full" }
+
+// longest is the hard limit of a child: that of an ordinary run, or of a full one.
+func longest(ordinary time.Duration) time.Duration {
+	if full() {
+		return 25 * time.Minute
+	}
+	return ordinary
+}
+
 // underRace is n, or a share of it under the race detector: for loops that take
 // seconds without.
 func underRace(n, share int) int {
