@@ -28,7 +28,7 @@ type Cache struct {
 	made     time.Time
 	reap     chan struct{}  // capacity 1: there may be events or dead Regions
 	pressure chan struct{}  // capacity 1: something had to be given up
-	stop     chan struct{}  // closed to end the workers
+	stop     chan struct{}  // closed to end the workers and the log's writer
 	workers  sync.WaitGroup // reaper and sweeper
 
 	mu        sync.Mutex
@@ -122,7 +122,11 @@ func (c *Cache) Config() Config { return c.cfg }
 
 // Close deregisters everything and ends the cache. While Regions are in use it
 // does nothing but answer hca.ErrBusy with their number (*BusyError), and the
-// cache works on. The second time it answers hca.ErrClosed.
+// cache works on with all that it had. The second time it answers hca.ErrClosed.
+//
+// When it returns, all is written to the log that there is to write, unless it
+// was called from within Config.Logger's handler: then the rest is written after
+// the handler has returned.
 //
 // Errors of deregistrations, also of earlier ones in the background, are
 // returned joined, the first few of them (Stats counts all); the cache is closed
@@ -145,23 +149,10 @@ func (c *Cache) Close() error {
 		c.mu.Unlock()
 		return &BusyError{Regions: n, Holders: holders, Views: views}
 	}
-	// A hit that began before may still take a Region. Such a Region is not
-	// ours to take, and the cache stays open.
-	busy := 0
-	for _, r := range c.index.all(nil) {
-		if !r.killIdle() {
-			busy++
-			continue
-		}
-		r.cold.end = endClosed
-		c.unpublishLocked(r)
-		c.buryLocked(r)
-	}
-	if busy > 0 {
+	if busy := c.buryAllLocked(); busy != nil {
 		c.state = cacheOpen
 		c.mu.Unlock()
-		c.wake()
-		return &BusyError{Regions: busy}
+		return busy
 	}
 	c.wake()
 	for c.usage.regions > 0 {
@@ -174,6 +165,9 @@ func (c *Cache) Close() error {
 
 	close(c.stop)
 	c.workers.Wait()
+	if !inLogHandler() {
+		c.log.writer.Wait()
+	}
 	var err error
 	if feed != nil {
 		err = feed.Close()
@@ -181,6 +175,42 @@ func (c *Cache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(append(c.failed, err)...)
+}
+
+// buryAllLocked hands every Region in look-up to the reaper, or none: a hit that
+// began before may still take one, which is not ours to take then. So all are
+// claimed first, and if one cannot be, the others are as they were. A hit that
+// found one of them dead meanwhile has lost nothing but the straight path: it
+// waits for Cache.mu.
+func (c *Cache) buryAllLocked() *BusyError {
+	all := c.index.all(nil)
+	var busy BusyError
+	claimed := all[:0]
+	for _, r := range all {
+		if r.killIdle() {
+			claimed = append(claimed, r)
+			continue
+		}
+		busy.Regions++
+		holders := r.traceHolders()
+		if debugging && len(holders) == 0 {
+			holders = []string{r.Range().String() + " taken at this moment, by a Get that has not returned"}
+		}
+		busy.Holders = append(busy.Holders, holders...)
+	}
+	for _, r := range claimed {
+		if busy.Regions > 0 {
+			r.revive()
+			continue
+		}
+		r.cold.end = endClosed
+		c.unpublishLocked(r)
+		c.buryLocked(r)
+	}
+	if busy.Regions > 0 {
+		return &busy
+	}
+	return nil
 }
 
 // inUseLocked counts the Regions that somebody holds, and the Gets that are

@@ -3,6 +3,9 @@ package regcache
 import (
 	"context"
 	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
 	"time"
 
 	"example.com/holdfast/hca"
@@ -19,11 +22,12 @@ import (
 // writes in the order in which things happened. It has no more than maxLines to
 // write: if more come while the handler is slow they are dropped, and their
 // number is told. A handler that blocks for ever keeps Close from ending and
-// nothing else.
+// nothing else. One that calls Close is not waited for: see inLogHandler.
 type journal struct {
 	handler slog.Handler
 	debug   bool // the handler wants lines at debug level
 	wake    chan struct{}
+	writer  sync.WaitGroup // the goroutine that writes
 
 	lines   []slog.Record // guarded by Cache.mu
 	dropped int           // guarded by Cache.mu: since the last line was taken
@@ -82,8 +86,28 @@ func (c *Cache) startJournal() {
 	c.log.handler = l.Handler()
 	c.log.debug = l.Enabled(context.Background(), slog.LevelDebug)
 	c.log.wake = make(chan struct{}, 1)
-	c.workers.Add(1)
+	c.log.writer.Add(1)
 	go c.writeJournal()
+}
+
+// inLogHandler reports whether the caller runs inside a log handler of a cache,
+// called by the goroutine that writes its log: which would wait for itself.
+func inLogHandler() bool {
+	stack := make([]uintptr, 64)
+	n := runtime.Callers(2, stack)
+	for n == len(stack) {
+		stack = make([]uintptr, 2*len(stack))
+		n = runtime.Callers(2, stack)
+	}
+	for frames := runtime.CallersFrames(stack[:n]); ; {
+		f, more := frames.Next()
+		if strings.HasSuffix(f.Function, "regcache.(*Cache).writeJournal") {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
 }
 
 // noteLocked adds a line about a Region, or about a range that has none yet.
@@ -128,7 +152,7 @@ func (c *Cache) lineLocked(level slog.Level, what string, attrs []slog.Attr) {
 }
 
 func (c *Cache) writeJournal() {
-	defer c.workers.Done()
+	defer c.log.writer.Done()
 	for stopped := false; !stopped; {
 		select {
 		case <-c.log.wake:

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -164,4 +165,32 @@ func TestLogTellsErrors(t *testing.T) {
 	require.Equal(t, 1, strings.Count(out.String(), "\n"))
 	require.Contains(t, out.String(), `level=ERROR msg="deregistration failed" range="[0x7f0000000000,0x7f0000001000) 4 KiB" backend=nop err=busy`)
 	b.live = nil
+}
+
+// A handler may close the cache that calls it. What is left to write then is
+// written after it has returned.
+func TestLogHandlerMayClose(t *testing.T) {
+	var c *Cache
+	ready, closed := make(chan struct{}), make(chan error, 1)
+	var lines []string
+	h := handler{f: func(r slog.Record) error {
+		lines = append(lines, r.Message)
+		if len(lines) == 1 {
+			<-ready
+			closed <- c.Close()
+		}
+		return nil
+	}}
+	c, _, _ = rig(t, hca.MemOwned, Config{Logger: slog.New(h)})
+	mustGet(t, c, at(0, 1), 0).Release()
+	close(ready)
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("Close waits for the handler that called it")
+	}
+	c.log.writer.Wait()
+	require.Equal(t, []string{"registered", "deregistered"}, lines)
+	require.ErrorIs(t, c.Close(), hca.ErrClosed)
 }

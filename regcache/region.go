@@ -186,6 +186,14 @@ func (r *Region) claim() bool { return r.claimIf(stRefs|stClaimed, stClaimed) }
 // killIdle makes r dead and claims it in one step if nobody uses it.
 func (r *Region) killIdle() bool { return r.claimIf(stRefs|stDead, stDead|stClaimed) }
 
+// revive undoes killIdle, of a Region that is in the index still. Cache.mu has been
+// held since.
+func (r *Region) revive() {
+	r.state.Add(r.cold.hits * stHit)
+	r.cold.hits = 0
+	r.state.And(^(stDead | stClaimed))
+}
+
 // claimIf sets bits, and takes the hits out of the word, if none of the bits
 // without is set. A hit that comes too late may still count itself into the
 // word, but it takes that back.

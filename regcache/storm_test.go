@@ -155,6 +155,66 @@ func TestC20_CloseUnderLoad(t *testing.T) {
 	}
 }
 
+// A Close that loses to a hit which began before takes nothing with it, and says
+// who it lost to: the cache works on with all that it had, and with all its counts.
+func TestCloseThatLosesTakesNothing(t *testing.T) {
+	const kept = 64
+	lost := 0
+	for lost < 1000 && !t.Failed() {
+		c, b, _ := rig(t, hca.MemOwned, Config{SweepEvery: -1})
+		for i := range uint64(kept) {
+			mustGet(t, c, at(i*2, 1), 0).Release()
+		}
+		var gets atomic.Uint64
+		hit := func(<-chan struct{}) {
+			for i := uint64(0); ; i++ {
+				r, err := c.Get(at(i*i/64%kept*2, 1), 0) // each a few times in a row
+				if err != nil {
+					if !isClosed(err) {
+						t.Error(err)
+					}
+					return
+				}
+				gets.Add(1)
+				r.Release()
+				if i%1024 == 0 {
+					runtime.Gosched()
+				}
+			}
+		}
+		run(t, time.Minute, hit, hit, func(<-chan struct{}) {
+			for {
+				c.mu.Lock()
+				busy := c.buryAllLocked() // of Close, the part that can lose
+				n := c.index.regions
+				if busy == nil {
+					n = kept // they are the reaper's
+				}
+				c.mu.Unlock()
+				if n != kept {
+					t.Errorf("%d Regions of %d are left", n, kept)
+				}
+				if busy == nil {
+					break
+				}
+				if lost++; busy.Regions == 0 || debugging && len(busy.Holders) < busy.Regions {
+					t.Error(busy)
+				}
+			}
+			for c.Close() != nil {
+				runtime.Gosched()
+			}
+		})
+		live, _, twice := b.counts()
+		require.Zero(t, live)
+		require.Zero(t, twice)
+		s := c.Stats()
+		require.EqualValues(t, kept+gets.Load(), s.Hits+s.Misses, "a hit is lost or invented where one is undone")
+		require.EqualValues(t, s.Registrations, s.Deregistrations)
+	}
+	t.Logf("lost %d times", lost)
+}
+
 // C33: a great many distinct buffers under a limit: what is live stays within
 // it, and the memory of the cache is flat.
 func TestC33_DistinctBuffers(t *testing.T) {
