@@ -9,7 +9,7 @@ import "example.com/holdfast/hca"
 type Export struct {
 	r       *Region
 	revoked chan struct{}
-	closed  bool // guarded by Cache.mu
+	err     error // why the keys may be alive after all; set before revoked is closed
 }
 
 // Export makes the Region revocable, until Close. The caller must hold it, and
@@ -41,8 +41,24 @@ func (r *Region) Export() (*Export, error) {
 func (x *Export) Remote(b []byte) hca.RemoteAddr { return x.r.Remote(b) }
 
 // Revoked is closed once the Region was deregistered because its memory went
-// away: the keys are dead by then. It is never closed after Close.
+// away. The keys are dead by then, unless Err says otherwise. It is never closed
+// after Close.
 func (x *Export) Revoked() <-chan struct{} { return x.revoked }
+
+// Err is nil until Revoked is closed, and as a rule after it. If the backend failed
+// to deregister it is the backend's error: then the keys may be alive for good, a
+// peer that has them may reach the pages that lay there when they were registered,
+// and only what ends the peer's way in (its queue pair) keeps it out. The cache
+// counts the registration as gone, as any whose deregistration failed:
+// Stats.DeregisterErrors, Close. May be called at any time by anybody.
+func (x *Export) Err() error {
+	select {
+	case <-x.revoked:
+		return x.err
+	default:
+		return nil
+	}
+}
 
 // Close ends the export: from now on the Region lives until its last Release
 // like any other. Closing twice is harmless.
@@ -50,7 +66,6 @@ func (x *Export) Close() {
 	c := x.r.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	x.closed = true
 	for i, other := range c.exports[x.r] {
 		if other == x {
 			c.exports[x.r] = append(c.exports[x.r][:i:i], c.exports[x.r][i+1:]...)
@@ -95,11 +110,12 @@ func (c *Cache) leaveLocked(r *Region) {
 	}
 }
 
-// revokedLocked tells the exports of r that it was deregistered, if that was
-// because its memory went away. Cache.mu is held.
-func (c *Cache) revokedLocked(r *Region) {
+// revokedLocked tells the exports of r that the backend was asked to deregister it,
+// and its answer, if that was because its memory went away. Cache.mu is held.
+func (c *Cache) revokedLocked(r *Region, err error) {
 	if r.cold.end.memoryGone() {
 		for _, x := range c.exports[r] {
+			x.err = err
 			close(x.revoked)
 		}
 	}

@@ -161,7 +161,7 @@ func (c *Cache) deregister(victims []*Region) {
 		if !r.cold.revoked { // else somebody still has it
 			r.tracePoison()
 		}
-		c.revokedLocked(r)
+		c.revokedLocked(r, err)
 		c.usage.regions--
 		c.usage.bytes -= r.pinned()
 		c.usage.dying--

@@ -140,6 +140,42 @@ func TestC11_Revocable(t *testing.T) {
 	once.Release()
 }
 
+// A backend that fails to deregister what was exported: the holder is told that
+// too, and the cache works on.
+func TestExportSaysThatTheKeysMayLive(t *testing.T) {
+	c, b, m := rig(t, hca.MemForeign, Config{})
+	r := mustGet(t, c, at(0, 1), hca.LocalWrite|hca.RemoteWrite)
+	x, err := r.Export()
+	require.NoError(t, err)
+	same, err := r.Export()
+	require.NoError(t, err)
+	other := mustGet(t, c, at(10, 1), hca.LocalWrite|hca.RemoteWrite)
+	y, err := other.Export()
+	require.NoError(t, err)
+	b.onDeregister = func(*hca.MR) error { return hca.ErrBusy }
+	require.NoError(t, x.Err())
+	m.event(at(0, 1))
+	<-x.Revoked()
+	<-same.Revoked()
+	require.ErrorIs(t, x.Err(), hca.ErrBusy)
+	require.ErrorIs(t, same.Err(), hca.ErrBusy)
+	require.NoError(t, y.Err())
+	b.onDeregister = nil
+	m.event(at(10, 1))
+	<-y.Revoked()
+	require.NoError(t, y.Err(), "these keys are dead")
+	r.Release()
+	other.Release()
+	x.Close()
+	require.ErrorIs(t, x.Err(), hca.ErrBusy)
+	s := c.Stats()
+	require.EqualValues(t, 1, s.DeregisterErrors)
+	require.Zero(t, s.Registered)
+	mustGet(t, c, at(0, 1), 0).Release()
+	require.ErrorIs(t, c.Close(), hca.ErrBusy)
+	b.live = nil // the one that would not go
+}
+
 // In builds that trace, what was forgotten is named by its place.
 func TestTrace(t *testing.T) {
 	if !debugging {
