@@ -25,8 +25,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 		return nil
 	}
 	// What waits for the reaper goes first: it is in nobody's way but counts.
-	victims := c.dead
-	c.dead = nil
+	victims := c.takeDeadLocked()
 	freed := usage{}
 	for _, r := range victims {
 		freed.regions++
@@ -56,9 +55,7 @@ func (c *Cache) makeRoomLocked(regions int, bytes uint64) []*Region {
 // one. Empty if there is none. Cache.mu is held.
 func (c *Cache) reclaimLocked(bytes uint64) []*Region {
 	if len(c.dead) > 0 {
-		victims := c.dead
-		c.dead = nil
-		return victims
+		return c.takeDeadLocked()
 	}
 	c.press()
 	c.recallLocked()

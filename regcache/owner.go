@@ -33,8 +33,7 @@ func (c *Cache) Trim(bytes uint64) uint64 {
 // deregistered; what the reaper is at work on may take a moment longer.
 func (c *Cache) Flush() int {
 	c.mu.Lock()
-	victims := c.dead
-	c.dead = nil
+	victims := c.takeDeadLocked()
 	for r := c.evictLocked(); r != nil; r = c.evictLocked() {
 		victims = append(victims, r)
 	}
@@ -70,8 +69,7 @@ func (c *Cache) Invalidate(g hca.Range) (inUse int) {
 		}
 	}
 	clear(c.scratch)
-	victims := c.dead
-	c.dead = nil
+	victims := c.takeDeadLocked()
 	c.mu.Unlock()
 	c.deregister(victims)
 	return inUse

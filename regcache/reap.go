@@ -30,11 +30,18 @@ func (c *Cache) reaper() {
 		if c.monitor != nil {
 			c.applyLocked()
 		}
-		dead := c.dead
-		c.dead = nil
+		dead := c.takeDeadLocked()
 		c.mu.Unlock()
 		c.deregister(dead)
 	}
+}
+
+// takeDeadLocked takes what waits for the reaper. Whoever does deregisters it,
+// after he has unlocked. Cache.mu is held.
+func (c *Cache) takeDeadLocked() []*Region {
+	dead := c.dead
+	c.dead = nil
+	return dead
 }
 
 // attach subscribes to the monitor and sees with the cache's own eyes that an

@@ -1,6 +1,7 @@
 package regcache
 
 import (
+	"log/slog"
 	"sort"
 	"time"
 
@@ -58,19 +59,20 @@ func (c *Cache) press() {
 // what was idle for too long.
 func (c *Cache) Sweep() int {
 	n := 0
-	if mapped, err := mappings(); err == nil {
+	mapped, err := mappings()
+	if err == nil {
 		n += c.sweepUnmapped(mapped)
-	} else {
-		c.cfg.Logger.Debug("sweep: cannot read the mappings", "err", err)
 	}
 	if c.cfg.MaxIdle > 0 {
 		n += c.sweepOld(c.clock() - c.cfg.MaxIdle)
 	}
 	c.mu.Lock()
+	if err != nil && c.log.debug {
+		c.lineLocked(slog.LevelDebug, "sweep: cannot read the mappings", []slog.Attr{slog.Any("err", err)})
+	}
 	c.count.sweeps++
 	c.count.swept += uint64(n)
-	victims := c.dead
-	c.dead = nil
+	victims := c.takeDeadLocked()
 	c.mu.Unlock()
 	c.deregister(victims)
 	return n
