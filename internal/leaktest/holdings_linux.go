@@ -38,6 +38,9 @@ func take() *holdings {
 		if err != nil || filepath.Dir(target) == "/proc/"+strconv.Itoa(os.Getpid()) {
 			continue // the directory's own: closed by now, or not yet
 		}
+		if target == "anon_inode:seccomp notify" {
+			continue // childtest's, which answers to a child's calls until its end
+		}
 		h.fds[fd.Name()+" "+target] = true
 	}
 	own := comm("self")
