@@ -2,27 +2,9 @@ package intercept
 
 import "example.com/holdfast/hca"
 
-// Stats is what a monitor did since it was made. The numbers are read one
-// after the other and not at one moment.
-type Stats struct {
-	Source string // as Monitor.String
-
-	Unmaps, Remaps, Discards uint64 // reported by the kernel
-	Others                   uint64 // the same, of other causes: access taken away
-	Reads                    uint64 // in how many reads (userfaultfd)
-	Announced                uint64 // by Begin, Disown and the monitor's own calls
-	Lost                     uint64 // times a feed fell behind by more than the ring
-
-	Watches uint64                // calls of Watch
-	Foreign uint64                // of these answered hca.MemForeign
-	Unknown [hca.NumUnkept]uint64 // of these answered hca.MemUnknown, by reason
-
-	Changed uint64 // times a range changed while Watch looked at it
-
-	Feeds  int // open now
-	Known  int // pieces of address space known to be watched
-	Taints int // pieces in doubt after a foreign discard
-}
+// Stats is what a monitor did since it was made. It is a word of hca's, so that who
+// shows it need not import a source of events.
+type Stats = hca.MonitorStats
 
 // Stats tells what the monitor did.
 func (m *Monitor) Stats() Stats {

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"example.com/holdfast/hca"
-	"example.com/holdfast/intercept"
 	"example.com/holdfast/regcache"
 )
 
@@ -103,7 +102,7 @@ func TestNamesAreEscaped(t *testing.T) {
 	c, err := regcache.New(&paper{name: evil}, regcache.Config{Monitor: &silent{name: evil}, SweepEvery: -1})
 	require.NoError(t, err)
 	defer c.Close()
-	h := Handler(Named{Name: evil, Cache: c, Monitor: seen{intercept.Stats{Source: evil + "2"}}}, Named{Cache: c})
+	h := Handler(Named{Name: evil, Cache: c, Monitor: seen{hca.MonitorStats{Source: evil + "2"}}}, Named{Cache: c})
 	for _, query := range []string{"", "?format=live"} {
 		body := get(t, h, query)
 		require.Contains(t, body, "&lt;script&gt;alert(1)")
@@ -119,9 +118,9 @@ func TestNamesAreEscaped(t *testing.T) {
 }
 
 // seen is a monitor's Stats.
-type seen struct{ s intercept.Stats }
+type seen struct{ s hca.MonitorStats }
 
-func (s seen) Stats() intercept.Stats { return s.s }
+func (s seen) Stats() hca.MonitorStats { return s.s }
 
 // What is shown is what happened, in each form.
 func TestFiguresAreTrue(t *testing.T) {
@@ -199,7 +198,7 @@ func TestJSONNames(t *testing.T) {
 	require.NoError(t, err)
 	defer r.Release()
 	use(t, c, make([]byte, 64<<10), 3)
-	h := Handler(Named{Cache: c, Monitor: seen{intercept.Stats{Unknown: [hca.NumUnkept]uint64{hca.UnkeptRefused: 1}}}})
+	h := Handler(Named{Cache: c, Monitor: seen{hca.MonitorStats{Unknown: [hca.NumUnkept]uint64{hca.UnkeptRefused: 1}}}})
 	var v any
 	require.NoError(t, json.Unmarshal([]byte(get(t, h, "?format=json&regions=all")), &v))
 	names := map[string]bool{}

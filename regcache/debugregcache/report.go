@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"example.com/holdfast/hca"
-	"example.com/holdfast/intercept"
 	"example.com/holdfast/regcache"
 	"example.com/holdfast/regcache/internal/figures"
 )
@@ -16,7 +15,7 @@ type Named struct {
 	Cache *regcache.Cache
 	// Monitor adds what the monitor itself counts: an *intercept.Monitor, as a
 	// rule the one in the cache's Config. nil: only the cache's side is shown.
-	Monitor interface{ Stats() intercept.Stats }
+	Monitor interface{ Stats() hca.MonitorStats }
 }
 
 // The report and its parts are what the JSON form shows. Numbers of one cache
@@ -238,7 +237,7 @@ func regionsOf(list []*regcache.RegionInfo) []region {
 	return out
 }
 
-func seenBy(s intercept.Stats) *monitorSees {
+func seenBy(s hca.MonitorStats) *monitorSees {
 	return &monitorSees{
 		Source: s.Source, Unmaps: s.Unmaps, Remaps: s.Remaps, Discards: s.Discards, Reads: s.Reads,
 		Announced: s.Announced, Lost: s.Lost, Watches: s.Watches, Foreign: s.Foreign, Unknown: reasons(s.Unknown),

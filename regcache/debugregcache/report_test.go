@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"example.com/holdfast/hca"
-	"example.com/holdfast/intercept"
 	"example.com/holdfast/regcache"
 	"example.com/holdfast/regcache/internal/figures"
 )
@@ -26,7 +25,7 @@ func fixed() report {
 		Name: "mlx5_0", Backend: "pin on mlx5_0", Monitor: "userfaultfd", Config: "at most 100 Regions",
 		Counts: map[string]uint64{}, Now: map[string]uint64{}, Regions: limitOf(4, 100), Pinned: limitOf(7<<20, figures.Unlimited),
 		UsedOnce: reasons(s.UsedOnce),
-		Sees:     seenBy(intercept.Stats{Source: "userfaultfd", Unmaps: 12, Announced: 3, Watches: 20, Unknown: [hca.NumUnkept]uint64{hca.UnkeptRefused: 2}, Known: 9, Taints: 1}),
+		Sees:     seenBy(hca.MonitorStats{Source: "userfaultfd", Unmaps: 12, Announced: 3, Watches: 20, Unknown: [hca.NumUnkept]uint64{hca.UnkeptRefused: 2}, Known: 9, Taints: 1}),
 	}
 	ratio := 0.99999
 	c.HitRatio = &ratio
