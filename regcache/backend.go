@@ -41,4 +41,8 @@ type BackendInfo struct {
 
 	// MaxLen is the longest registration, bytes; 0: no limit.
 	MaxLen uint64
+
+	// Pins is how many adapters pin each registration, each of which is charged
+	// for its bytes: more than one if several are joined (Join). 0: one.
+	Pins int
 }

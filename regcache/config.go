@@ -24,7 +24,9 @@ type Config struct {
 	// MaxBytes is the most memory, in bytes of whole pages, that kept
 	// registrations pin, counted like MaxRegions. 0: what the machine allows:
 	// three quarters of RLIMIT_MEMLOCK if that binds, else a quarter of the
-	// memory. Use math.MaxUint64 for no limit. It means nothing under on-demand
+	// memory, divided by BackendInfo.Pins. Every cache takes that for itself:
+	// the kernel charges locked memory to the user, so where several caches
+	// or processes of one user pin, give each its share. Use math.MaxUint64 for no limit. It means nothing under on-demand
 	// paging, which pins nothing.
 	MaxBytes uint64
 
@@ -92,6 +94,10 @@ func (cfg *Config) validate(info BackendInfo) error {
 	}
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes, cfg.bytesFrom = machineLimit()
+		if info.Pins > 1 {
+			cfg.MaxBytes /= uint64(info.Pins)
+			cfg.bytesFrom += fmt.Sprintf(", divided among %d adapters", info.Pins)
+		}
 	}
 	if info.Follows {
 		cfg.MaxBytes, cfg.bytesFrom = math.MaxUint64, "nothing is pinned"

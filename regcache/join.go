@@ -22,8 +22,8 @@ import (
 // Of the limits the tightest holds: the fewest registrations, the shortest, the
 // largest page. The cache needs no monitor only if none of the backends does. It
 // counts the bytes of a Region once, although every adapter that pins them is
-// charged for them: where a lock limit binds, give Config.MaxBytes that much
-// less.
+// charged for them: the default of Config.MaxBytes is that much less, and one that
+// you give has to be where a lock limit binds.
 //
 // A joined backend that is joined again counts as those it was made of. One
 // backend alone is returned as it is.
@@ -82,6 +82,9 @@ func (j *joint) describe() error {
 		j.info.PageSize = max(j.info.PageSize, i.PageSize)
 		j.info.MaxRegions = tighter(j.info.MaxRegions, i.MaxRegions)
 		j.info.MaxLen = tighter(j.info.MaxLen, i.MaxLen)
+		if !i.Follows {
+			j.info.Pins += max(i.Pins, 1)
+		}
 	}
 	j.info.Name = strings.Join(j.names, " + ")
 	return nil

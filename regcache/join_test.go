@@ -106,10 +106,33 @@ func TestJoinInfo(t *testing.T) {
 		require.NoError(t, err)
 		return j.Info()
 	}
-	require.Equal(t, BackendInfo{Name: "a + b", PageSize: 65536, MaxRegions: 10, MaxLen: 1 << 30},
+	require.Equal(t, BackendInfo{Name: "a + b", PageSize: 65536, MaxRegions: 10, MaxLen: 1 << 30, Pins: 1},
 		join(BackendInfo{Name: "a", PageSize: 4096, MaxRegions: 10, MaxLen: 1 << 40, Follows: true}, BackendInfo{Name: "b", PageSize: 65536, MaxRegions: 20, MaxLen: 1 << 30}))
 	require.Equal(t, BackendInfo{Name: "a + b + c", PageSize: 4096, MaxRegions: 7, MaxLen: 5, Follows: true},
 		join(BackendInfo{Name: "a", Follows: true}, BackendInfo{Name: "b", MaxRegions: 7, MaxLen: 5, Follows: true}, BackendInfo{Name: "c", Follows: true}))
+}
+
+// Each adapter that pins is charged for every byte, so the default of MaxBytes is
+// divided among them; and it says what it does not reckon with.
+func TestJoinDividesTheDefault(t *testing.T) {
+	made := func(cfg Config, bs ...Backend) Config {
+		j, err := Join(bs...)
+		require.NoError(t, err)
+		c, err := New(j, cfg)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		return c.Config()
+	}
+	pin, follows := &nopBackend{}, &nopBackend{info: BackendInfo{Follows: true}}
+	two, err := Join(pin, pin)
+	require.NoError(t, err)
+	one := made(Config{}, pin)
+	require.Contains(t, one.String(), "as if this cache were alone")
+	three := made(Config{}, two, pin)
+	require.Equal(t, one.MaxBytes/3, three.MaxBytes)
+	require.Contains(t, three.String(), "divided among 3 adapters")
+	require.Equal(t, one.MaxBytes, made(Config{}, pin, follows).MaxBytes, "one that follows pins nothing")
+	require.EqualValues(t, 1<<20, made(Config{MaxBytes: 1 << 20}, two).MaxBytes, "what is given is taken as it is")
 }
 
 func TestJoinOfJoined(t *testing.T) {

@@ -8,6 +8,9 @@ import (
 	"example.com/holdfast/hca"
 )
 
+// alone says what the default leaves out: other caches and processes are not asked.
+const alone = ", as if this cache were alone"
+
 // What is kept pinned where the machine cannot be asked.
 const unknownMachineLimit uint64 = 1 << 30
 
@@ -25,7 +28,7 @@ func machineLimit() (bytes uint64, from string) {
 	limits, err := self.Limits()
 	status, err2 := self.NewStatus()
 	if err == nil && err2 == nil && status.CapEff&capIPCLock == 0 && limits.LockedMemory != math.MaxUint64 {
-		return max(limits.LockedMemory/4*3, 4096), "3/4 of RLIMIT_MEMLOCK " + hca.Bytes(limits.LockedMemory).String()
+		return max(limits.LockedMemory/4*3, 4096), "3/4 of RLIMIT_MEMLOCK " + hca.Bytes(limits.LockedMemory).String() + alone
 	}
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -36,5 +39,5 @@ func machineLimit() (bytes uint64, from string) {
 		return unknownMachineLimit, "default"
 	}
 	total := *mem.MemTotalBytes
-	return total / 4, "1/4 of " + hca.Bytes(total).String() + " of memory"
+	return total / 4, "1/4 of " + hca.Bytes(total).String() + " of memory" + alone
 }
