@@ -25,9 +25,10 @@ var onDemandParts = []part{
 	{name: "Advise", needs: need{ops: rw, prefetch: true}, run: testAdvise},
 }
 
-// Pages that were thrown away before every message are faulted in again.
+// Pages that were thrown away before every message are faulted in again, also
+// those that a receiver touches for the first time (C41).
 func testOnDemandTraffic(t *testing.T, a, b hca.Device) {
-	x, y := Connect(t, a, b, hca.QPConfig{})
+	x, y := Connect(t, a, b, hca.QPConfig{RNRRetry: 7})
 	const n = 16 * page
 	src, dst := Map(t, n), Map(t, n)
 	ms, md := Register(t, a, src, Everything|hca.OnDemand), Register(t, b, dst, Everything|hca.OnDemand)
