@@ -15,6 +15,7 @@ import (
 
 	"example.com/holdfast/bench/internal/exchange"
 	"example.com/holdfast/bench/internal/rig"
+	"example.com/holdfast/internal/leaktest"
 )
 
 // actor is the variable that makes the test binary another process: one of
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	leaktest.Main(m)
 }
 
 // actors are ranks 1 that misbehave in some way, and a rank 0. All of them end
