@@ -53,12 +53,27 @@ func (m *Monitor) Map(r hca.Range, prot, flags, fd int, offset int64) (hca.Range
 		return hca.Range{}, callError("mmap", r, err)
 	}
 	got := hca.Range{Addr: addr, Len: r.Len}
-	p := m.pages(got)
 	op.finish(nil)
+	m.mapped(got)
+	return got, nil
+}
+
+// mapped makes r owned, which the kernel has just mapped at a place that was
+// free, or was announced as going. If ownership stands there still, somebody took
+// that memory away unannounced: better late than never.
+func (m *Monitor) mapped(r hca.Range) {
+	p := m.pages(r)
 	m.own.Lock()
+	stale := m.own.owned.doms(p.Addr, p.End())
+	if stale != 0 {
+		m.own.owned.cut(p.Addr, p.End())
+		m.announce(hca.Event{Range: p, Cause: hca.CauseUnmap}, stale)
+	}
 	m.own.own(p.Addr, p.End(), 0)
 	m.own.Unlock()
-	return got, nil
+	if stale != 0 {
+		m.ringBell()
+	}
 }
 
 // Unmap takes mappings away as munmap(2) does, announced. It works on any
@@ -101,16 +116,17 @@ func (m *Monitor) Remap(r hca.Range, length uint64, flags int, dst uint64) (hca.
 		return hca.Range{}, callError("mremap", r, err)
 	}
 	got := hca.Range{Addr: addr, Len: length}
-	p := m.pages(got)
 	over.End()
-	var own []span
-	if op.wasOwned() {
-		own = append(own, span{lo: p.Addr, hi: p.End()})
-		if flags&unix.MREMAP_DONTUNMAP != 0 {
-			own = append(own, op.owned...) // the old one stays, empty
-		}
+	switch {
+	case !op.wasOwned():
+		op.End()
+	case flags&unix.MREMAP_DONTUNMAP != 0:
+		op.finish(op.owned) // the old one stays, empty
+		m.mapped(got)
+	default:
+		op.End()
+		m.mapped(got)
 	}
-	op.finish(own)
 	return got, nil
 }
 

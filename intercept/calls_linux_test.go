@@ -141,6 +141,39 @@ func TestExplicitDoesNotSee_RawMunmap(t *testing.T) {
 	require.Empty(t, drain(f))
 }
 
+// Whoever unmaps owned memory unannounced breaks the contract, and nobody tells.
+// But when the monitor maps at that place again it knows.
+func TestCalls_BrokenContractIsFoundLate(t *testing.T) {
+	m := explicit(t)
+	rw, anon := unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS
+	r, err := m.Map(hca.Range{Len: 4 * pageSize}, rw, anon, -1, 0)
+	require.NoError(t, err)
+	f, err := m.Subscribe(nil)
+	require.NoError(t, err)
+	defer f.Close()
+	half := hca.Range{Addr: r.Addr, Len: 2 * pageSize}
+	word := m.Watch(half).Counter
+	was := word.Load()
+	require.NoError(t, rawMunmap(half.Addr, uintptr(half.Len)))
+	require.Empty(t, drain(f))
+	got, err := m.Map(half, rw, anon|unix.MAP_FIXED_NOREPLACE, -1, 0) // as if the kernel had chosen it
+	require.NoError(t, err)
+	require.Equal(t, half, got)
+	require.Equal(t, []hca.Event{{Range: half, Cause: hca.CauseUnmap}}, drain(f))
+	require.Equal(t, was+hca.CounterStep, word.Load())
+	require.Equal(t, hca.MemOwned, m.Watch(r).Kind)
+
+	// The same by a mapping that moves there.
+	src, err := m.Map(hca.Range{Len: 2 * pageSize}, rw, anon, -1, 0)
+	require.NoError(t, err)
+	require.NoError(t, rawMunmap(half.Addr, uintptr(half.Len)))
+	_, err = m.Remap(src, src.Len, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, half.Addr)
+	require.NoError(t, err)
+	require.Contains(t, drain(f), hca.Event{Range: half, Cause: hca.CauseUnmap})
+	require.Equal(t, hca.MemOwned, m.Watch(r).Kind)
+	require.NoError(t, m.Unmap(r))
+}
+
 func TestExplicitExercise(t *testing.T) {
 	m := explicit(t)
 	f, err := m.Subscribe(nil)
