@@ -188,7 +188,7 @@ func (k *kernel) over(id uint64) {
 		last := len(k.ours) - 1
 		k.ours[i] = k.ours[last]
 		k.ours = k.ours[:last]
-		if err != nil {
+		if err != nil && !k.ended.Load() { // the end of the monitor is no doubt, and has no files to ask
 			k.doubt(d.lo, d.hi)
 		}
 		return

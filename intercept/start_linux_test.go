@@ -22,6 +22,9 @@ import (
 	"example.com/holdfast/internal/childtest"
 )
 
+// sysPoll is what the C library makes poll of.
+var sysPoll = []uintptr{unix.SYS_PPOLL}
+
 func descriptors(t *testing.T) int {
 	t.Helper()
 	e, err := os.ReadDir("/proc/self/fd")
@@ -339,6 +342,74 @@ func TestReaderFault(t *testing.T) {
 		require.Equal(t, hca.UnkeptNoSource, m.Watch(b).Why)
 		require.Equal(t, hca.MemUnknown, m.Kind(b))
 		require.ErrorIs(t, m.Settled(b), hca.ErrClosed)
+		require.NoError(t, m.Close())
+	})
+}
+
+// A program that shuts itself in after the start, and forgets what the reader
+// needs: poll, and that so many descriptors are allowed as it polls. The next
+// event is delivered, and then nothing is believed any more.
+func TestReaderShutIn(t *testing.T) {
+	for name, shut := range map[string]func(t *testing.T, was unix.Rlimit) unix.Errno{
+		"Forbidden": func(t *testing.T, was unix.Rlimit) unix.Errno {
+			childtest.Forbid(t, sysPoll...)
+			return unix.EPERM
+		},
+		"NoDescriptors": func(t *testing.T, was unix.Rlimit) unix.Errno {
+			require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
+			return unix.EINVAL
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+				var was unix.Rlimit
+				require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+				m, err := Userfault()
+				require.NoError(t, err)
+				a := memory(t, 4)
+				watched(t, m, a)
+				why := shut(t, was)
+				for i := range 4 { // nobody waits for ever
+					require.NoError(t, rawMunmap(part(a, i, 1).Addr, uintptr(pageSize)))
+				}
+				for began := time.Now(); m.kernel.fault() == nil; runtime.Gosched() {
+					require.Less(t, time.Since(began), 5*time.Second)
+				}
+				require.ErrorIs(t, m.kernel.fault(), why)
+				require.Contains(t, m.String(), "BROKEN")
+				require.NotZero(t, m.counter.Load()&hca.Unsettled)
+				require.NoError(t, m.Close())
+				require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+			})
+		})
+	}
+}
+
+// Somebody closes descriptors that are not his, all of them perhaps. The reader
+// still waits on what they were, so nothing goes unseen before it finds out.
+func TestDescriptorsClosed(t *testing.T) {
+	childtest.Run(t, 20*time.Second, fastExit, func(t *testing.T) {
+		m, err := Userfault()
+		require.NoError(t, err)
+		a, b := memory(t, 2), memory(t, 2)
+		watched(t, m, a)
+		watched(t, m, b)
+		for _, fd := range m.kernel.fds {
+			require.NoError(t, unix.Close(fd))
+		}
+		require.True(t, armed(t, a))
+		g := settle(t, m)
+		require.True(t, m.UnderWay(1), "a probe that cannot be made proves nothing")
+		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
+		for began := time.Now(); m.counter.Load() == g; runtime.Gosched() {
+			require.Less(t, time.Since(began), 5*time.Second, "it went unseen")
+		}
+		for began := time.Now(); m.kernel.fault() == nil; runtime.Gosched() {
+			require.Less(t, time.Since(began), 5*time.Second)
+		}
+		require.NotZero(t, m.counter.Load()&hca.Unsettled)
+		require.Equal(t, hca.UnkeptNoSource, m.Watch(b).Why)
+		require.NoError(t, rawMunmap(b.Addr, uintptr(b.Len)))
 		require.NoError(t, m.Close())
 	})
 }

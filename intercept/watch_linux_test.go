@@ -381,6 +381,47 @@ func TestWatch_NeighbourRace(t *testing.T) {
 	})
 }
 
+// A range may consist of so many mappings, and of no more.
+func TestWatch_ManyMappings(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a := area(t, maxMappings+1)
+		for i := range maxMappings + 1 {
+			_, err := rawMmap(part(a, i, 1).Addr, uintptr(pageSize), unix.PROT_READ|i%2*unix.PROT_WRITE, private|unix.MAP_FIXED, -1, 0)
+			require.NoError(t, err)
+		}
+		require.Equal(t, hca.UnkeptRefused, m.Watch(a).Why)
+		watched(t, m, part(a, 1, maxMappings))
+	})
+}
+
+// A process that is out of descriptors goes on with what is known. Before Linux
+// 6.11 it cannot look mappings up.
+func TestWatch_OutOfDescriptors(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		a, b := memory(t, 1), memory(t, 1)
+		w := watched(t, m, a)
+		m.kernel.noQuery = true
+		var was unix.Rlimit
+		require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: was.Max}))
+		for {
+			fd, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 0)
+			if err == unix.EMFILE {
+				break
+			}
+			require.NoError(t, err)
+			defer unix.Close(fd)
+		}
+		known, other := m.Watch(a), m.Watch(b)
+		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+		require.Equal(t, w, known)
+		require.Equal(t, hca.UnkeptRefused, other.Why)
+		watched(t, m, b)
+		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why)
+	})
+}
+
 func TestWatch_ReadOnlySharedFile(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
 		fd := memfd(t, 2)

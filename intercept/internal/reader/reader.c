@@ -116,6 +116,9 @@ static void *run(void *arg)
 	struct hf_reader *r = arg;
 	const uint64_t one = 1;
 	for (;;) {
+		// poll, not epoll: it keeps the files while it waits, so that if somebody
+		// closes a descriptor (closefrom) what is watched stays watched until the
+		// next event, and then the fault is seen. epoll would forget it silently.
 		int err = poll(r->fds, (nfds_t)r->n + 1, -1) < 0 && errno != EINTR ? errno : 0;
 		if (!err && r->fds[r->n].revents)
 			break;
