@@ -22,7 +22,11 @@
 // most 1 GiB each; pins are always for writing, so read-only memory registers
 // on demand only; the lock limit counts per user, not per process, and not for
 // who has CAP_IPC_LOCK; a small buffer on a huge page is charged as the whole
-// huge page. No UD transport.
+// huge page. No UD transport. The kernel is not told that a pinned page was
+// written to: what arrives on shared memory (anonymous, a memfd, System V) that
+// the program had only read until then can be lost when the kernel runs short of
+// memory after the page was deregistered. Write to such memory once, or prefetch it for
+// writing, before it is registered; a real adapter's driver does that itself.
 //
 // Atomics are done by a CPU instruction, at the address, and so on the pages
 // that are mapped there now; nothing in io_uring can do one on a pinned page.
