@@ -38,7 +38,7 @@ func TestEveryRowHasItsTest(t *testing.T) {
 	require.NoError(t, err)
 	bpf := definedIn(t, "bpf")
 	ours := definedIn(t, ".")
-	all := definedIn(t, ".", "bpf", "../regcache")
+	all := definedIn(t, ".", "bpf", "../regcache", "../hcasim")
 	called := regexp.MustCompile("`((?:Test|Benchmark)\\w+)(\\*?)`")
 	section, tables, rows := "", false, 0
 	for i, line := range strings.Split(string(text), "\n") {

@@ -38,6 +38,7 @@ const (
 	opSettled
 	opBreak // brk, up or down
 	opUseBreak
+	opCommons // map, use and unmap a page for which all threads compete
 	opWrite
 	opUse      // get, let the adapters read and write, release
 	opUseAgain // the same for a range that was used not long ago
@@ -70,7 +71,7 @@ const (
 )
 
 var opNames = [opKinds]string{"opNothing", "opMap", "opMapOver", "opUnmap", "opMove", "opMoveOver", "opShrink", "opGrow", "opDontNeed", "opRemove",
-	"opFree", "opGuard", "opHarmless", "opProtect", "opSettled", "opBreak", "opUseBreak", "opWrite", "opUse", "opUseAgain", "opRow", "opHold",
+	"opFree", "opGuard", "opHarmless", "opProtect", "opSettled", "opBreak", "opUseBreak", "opCommons", "opWrite", "opUse", "opUseAgain", "opRow", "opHold",
 	"opUseHeld", "opRelease", "opBatch", "opList", "opView", "opViewHold", "opViewDrop", "opViewClose", "opPost", "opPoll", "opWait", "opCancel",
 	"opQueueClose", "opHeapNew", "opHeapUse", "opHeapRange", "opGC", "opTrim", "opFlush", "opInvalidate", "opSweep", "opClose", "opAdopt"}
 
@@ -86,9 +87,9 @@ func (o op) String() string {
 
 // weighted are the kinds, each as often as it is to come; a power of two.
 var weighted = func() (w [128]opKind) {
-	often := map[opKind]int{opMap: 13, opMapOver: 4, opUnmap: 6, opMove: 3, opMoveOver: 3, opShrink: 2, opGrow: 2, opDontNeed: 4, opRemove: 2,
-		opFree: 2, opGuard: 1, opHarmless: 1, opProtect: 2, opSettled: 4, opBreak: 3, opUseBreak: 5, opWrite: 2, opUse: 9, opUseAgain: 11, opRow: 2,
-		opHold: 4, opUseHeld: 4, opRelease: 4, opBatch: 2, opList: 2, opView: 5, opViewHold: 2, opViewDrop: 1, opViewClose: 1, opPost: 3, opPoll: 2,
+	often := map[opKind]int{opMap: 12, opMapOver: 4, opUnmap: 5, opMove: 3, opMoveOver: 3, opShrink: 2, opGrow: 2, opDontNeed: 4, opRemove: 2,
+		opFree: 2, opGuard: 1, opHarmless: 1, opProtect: 2, opSettled: 3, opBreak: 2, opUseBreak: 4, opCommons: 8, opWrite: 2, opUse: 8, opUseAgain: 10, opRow: 2,
+		opHold: 3, opUseHeld: 4, opRelease: 4, opBatch: 2, opList: 2, opView: 5, opViewHold: 2, opViewDrop: 1, opViewClose: 1, opPost: 3, opPoll: 2,
 		opWait: 2, opCancel: 1, opQueueClose: 1, opHeapNew: 2, opHeapUse: 3, opHeapRange: 1, opGC: 1, opTrim: 1, opFlush: 1, opInvalidate: 1, opSweep: 1,
 		opClose: 1, opAdopt: 1}
 	at := 0
@@ -517,6 +518,8 @@ func (p *program) step(o op) error {
 		return p.brk.move(int(o.a) % (breakPages + 1))
 	case opUseBreak:
 		return p.useBreak(o)
+	case opCommons:
+		return p.commons(o)
 	case opAdopt:
 		m, is := p.k.mon.(*intercept.Monitor)
 		if !is || p.k.owned || p.k.name == unseen.name {
@@ -818,6 +821,42 @@ func (p *program) useBreak(o op) error {
 		return fmt.Errorf("Get(%v, %v) answers with %v, %v", g, access(o), r.Range(), r.Access())
 	}
 	return p.exchange(s.stack, r, g)
+}
+
+// commons takes a page that nobody has, uses it and unmaps it. It may be free
+// because another thread's munmap of it is still on its way back: the case for
+// which the probe is there.
+func (p *program) commons(o op) (err error) {
+	g := hca.Range{Addr: place(31) + uint64(o.a%2)*page, Len: page}
+	mem, _ := p.by(o)
+	if _, err := mem.mmap(g, readWrite, memories[o.c%2].flags|isFree, -1); err != nil {
+		if errors.Is(err, unix.EEXIST) {
+			return errIdle
+		}
+		return err
+	}
+	defer func() { err = errors.Join(err, mem.munmap(g)) }()
+	i, s, c := p.slot(o)
+	for range 2 {
+		p.links[s.stack.adapters[0]].write(bytesAt(g))
+		h := &heldRegion{s: s.stack, g: g}
+		if o.b&1 == 0 {
+			if h.view, err = p.viewOf(i, c); err == nil {
+				h.r, err = h.view.Get(g, access(o))
+			}
+		} else {
+			h.r, err = c.Get(g, access(o))
+		}
+		if err != nil {
+			return p.judge(err, s.stack, true, true)
+		}
+		err = p.eachAdapter(s.stack, func(l *link, _ adapter) error { return l.check(h.r, bytesAt(g)) })
+		h.release()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // get is a step with one Get, of a cache or of its View.
