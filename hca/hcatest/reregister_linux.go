@@ -10,6 +10,7 @@ import (
 var reregisterParts = []part{
 	{name: "Access", needs: need{changeAccess: true}, run: func(t *testing.T, a, b hca.Device) { testReregisterAccess(t, a, b, 0) }},
 	{name: "OnDemandAccess", needs: need{changeAccess: true, ops: rw}, run: func(t *testing.T, a, b hca.Device) { testReregisterAccess(t, a, b, hca.OnDemand) }},
+	{name: "Atomic", needs: need{changeAccess: true}, run: testReregisterAtomic},
 	{name: "Range", needs: need{changeRange: true}, run: testReregisterRange},
 	{name: "Refused", needs: need{changeAccess: true}, run: testReregisterRefused},
 }
@@ -56,6 +57,19 @@ func testReregisterAccess(t *testing.T, a, b hca.Device, od hca.Access) {
 		want = 0
 	}
 	require.Equal(t, want, pinned-b.Counters().PinnedNow, "it was counted once")
+}
+
+// The right to do atomics comes and goes like the others.
+func testReregisterAtomic(t *testing.T, a, b hca.Device) {
+	far := Map(t, page)
+	mr := Register(t, b, far, Everything)
+	for i, right := range []hca.Access{0, hca.RemoteAtomic, 0} {
+		mr = change(t, b, mr, mr.Range, Everything|right)
+		r := newRig(t, a, b, page, hca.QPConfig{})
+		require.NoError(t, r.x.QP.PostSend(hca.SendWR{ID: 1, Op: hca.AtomicFetchAdd, SGE: SGE(r.ms, r.src[:8]), Remote: Remote(mr, far), CompareAdd: 1}))
+		require.Equal(t, right != 0, Next(t, r.x.SendCQ).Status == hca.WCSuccess, "round %d", i)
+	}
+	require.EqualValues(t, 1, word(far).Load(), "once")
 }
 
 // The registration stands for other memory, and no more for the old.
