@@ -56,8 +56,8 @@ type Config struct {
 	// asked for once, by New, it also gets one for each registration made and
 	// dropped, with the reason, for each Region whose memory went away, and for
 	// each that is used only once. A goroutine of its own writes the lines, so a
-	// handler may block or call the cache. nil: nothing is logged; Stats counts
-	// it all the same, and Close returns errors.
+	// handler may block or call the cache, Close included. nil: nothing is logged;
+	// Stats counts it all the same, and Close returns errors.
 	Logger *slog.Logger
 
 	// Where the limits come from, for String.
