@@ -156,7 +156,7 @@ func (o *options) setNames(names []string, set map[string]bool) error {
 		if len(names) > 1 {
 			return fmt.Errorf("stale takes no further name, not %q", names[1])
 		}
-		for _, f := range []string{"msglog", "backend", "buffers", "time", "trust-odp"} {
+		for _, f := range []string{"msglog", "backend", "buffers", "ranks", "time", "trust-odp"} {
 			if set[f] {
 				return fmt.Errorf("-%s means nothing for stale", f)
 			}

@@ -10,6 +10,7 @@ import (
 	"example.com/holdfast/bench/internal/imb"
 	"example.com/holdfast/bench/internal/memory"
 	"example.com/holdfast/bench/internal/rig"
+	"example.com/holdfast/bench/internal/team"
 )
 
 func TestDefaults(t *testing.T) {
@@ -50,6 +51,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"-backend pin,", "-backend"},
 		{"-backend pin+prefetch", `-backend: "pin+prefetch" is none of`},
 		{"-trust-odp", "-trust-odp means nothing for live"},
+		{"-ranks fiber", `-ranks: "fiber" is neither thread nor process`},
+		{"-ranks process", "-ranks: live moves bytes between two ranks of one process only"},
+		{"stale -ranks thread", "-ranks means nothing for stale"},
 		{"stale -trust-odp -device verbs:mlx5_0", "-trust-odp means nothing for stale"},
 		{"-buffers new", "-buffers"},
 		{"-device mlx5_0", "-device"},
@@ -79,9 +83,18 @@ func TestHelp(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	require.Zero(t, Main([]string{"-h"}, &stdout, &stderr))
 	require.Empty(t, stderr.String())
-	for _, f := range []string{"-msglog", "-iter", "-backend", "-buffers", "-device", "-time", "-trust-odp", "+prefetch", "stale"} {
+	for _, f := range []string{"-msglog", "-iter", "-backend", "-buffers", "-device", "-ranks", "-time", "-trust-odp", "+prefetch", "stale"} {
 		require.Contains(t, stdout.String(), f)
 	}
+}
+
+// Whoever sets the variable of rank 1 without being started as one is told.
+func TestNotARank(t *testing.T) {
+	t.Setenv(team.Variable, "me")
+	var stdout, stderr bytes.Buffer
+	require.Equal(t, 1, Main(nil, &stdout, &stderr))
+	require.Empty(t, stdout.String())
+	require.Contains(t, stderr.String(), "bench, rank 1: HOLDFAST_RANK: not a ticket")
 }
 
 func TestBusyLine(t *testing.T) {
