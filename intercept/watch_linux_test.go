@@ -732,6 +732,29 @@ func TestWatchingChanges_MremapOverNeighbour(t *testing.T) {
 	})
 }
 
+// Private memory that is mapped through the monitor next to private memory of
+// others is one mapping with that, and is watched with it. Shared memory never is.
+func TestWatchingChanges_OwnedBesideForeign(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		for _, flags := range []int{private, shared} {
+			space := area(t, 4)
+			foreign, owned := part(space, 1, 1), part(space, 2, 1)
+			mapAt(t, foreign, flags, -1)
+			_, err := m.Map(owned, rw, flags|unix.MAP_FIXED, -1, 0)
+			require.NoError(t, err)
+			watched(t, m, foreign)
+			require.Equal(t, hca.MemOwned, m.Watch(owned).Kind)
+			require.Equal(t, flags == private, armed(t, owned))
+			events := during(t, m, func() { require.NoError(t, m.Unmap(owned)) })
+			if flags == private {
+				require.Len(t, events, 2, "announced, and reported as well")
+			} else {
+				require.Len(t, events, 1, "announced")
+			}
+		}
+	})
+}
+
 // A page of a file that is read brings its neighbours along, if they are in
 // memory; not so where it is watched.
 func TestWatchingChanges_FaultAround(t *testing.T) {
