@@ -755,6 +755,43 @@ func TestWatchingChanges_OwnedBesideForeign(t *testing.T) {
 	})
 }
 
+// Memory of which pages are missing is gathered into a huge page on demand, and
+// by the kernel of itself; not so where it is watched.
+func TestWatchingChanges_Collapse(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		const huge = 2 << 20
+		if pageSize != 4096 {
+			t.Skip("huge pages of another size go with pages of this size")
+		}
+		for _, c := range []struct{ watch, whole bool }{{false, false}, {true, false}, {true, true}} {
+			space := area(t, 2*huge/int(pageSize))
+			a := hca.Range{Addr: (space.Addr + huge - 1) &^ (huge - 1), Len: huge}
+			_, err := rawMmap(a.Addr, uintptr(a.Len), rw, private|unix.MAP_FIXED, -1, 0)
+			require.NoError(t, err)
+			require.NoError(t, rawMadvise(a.Addr, uintptr(a.Len), unix.MADV_NOHUGEPAGE)) // small pages first
+			for i := 0; i < huge/int(pageSize); i++ {
+				if c.whole || i%2 == 0 {
+					poke(part(a, i, 1).Addr, 1)
+				}
+			}
+			require.NoError(t, rawMadvise(a.Addr, uintptr(a.Len), unix.MADV_HUGEPAGE))
+			if c.watch {
+				watched(t, m, a)
+			}
+			switch err := rawMadvise(a.Addr, uintptr(a.Len), unix.MADV_COLLAPSE); {
+			case !c.watch && err != nil:
+				t.Skipf("this machine makes no huge pages: %v", err)
+			case c.whole:
+				if !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.EAGAIN) { // nothing large is free now
+					require.NoError(t, err)
+				}
+			case c.watch:
+				require.ErrorIs(t, err, unix.EBUSY)
+			}
+		}
+	})
+}
+
 // A page of a file that is read brings its neighbours along, if they are in
 // memory; not so where it is watched.
 func TestWatchingChanges_FaultAround(t *testing.T) {
