@@ -398,26 +398,37 @@ func TestWatch_ManyMappings(t *testing.T) {
 // 6.11 it cannot look mappings up.
 func TestWatch_OutOfDescriptors(t *testing.T) {
 	inChild(t, func(t *testing.T, m *Monitor) {
-		a, b := memory(t, 1), memory(t, 1)
+		a := memory(t, 1)
 		w := watched(t, m, a)
+		var others []hca.Range
+		for range 20 {
+			others = append(others, memory(t, 1))
+		}
 		m.kernel.noQuery = true
 		var was unix.Rlimit
 		require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
 		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: was.Max}))
-		for {
-			fd, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 0)
-			if err == unix.EMFILE {
+		var known, other hca.Watch
+		for _, b := range others { // the runtime may close a file of its own in between
+			for {
+				fd, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 0)
+				if err == unix.EMFILE {
+					break
+				}
+				require.NoError(t, err)
+				defer unix.Close(fd)
+			}
+			known, other = m.Watch(a), m.Watch(b)
+			if other.Kind == hca.MemUnknown {
 				break
 			}
-			require.NoError(t, err)
-			defer unix.Close(fd)
 		}
-		known, other := m.Watch(a), m.Watch(b)
-		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
 		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
 		require.Equal(t, w, known)
 		require.Equal(t, hca.UnkeptRefused, other.Why)
-		watched(t, m, b)
+		watched(t, m, others[len(others)-1])
+		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
+		settle(t, m)
 		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why)
 	})
 }
