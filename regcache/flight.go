@@ -316,6 +316,7 @@ func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Regi
 		domains: w.Domains, kind: w.Kind, word: c.wordLocked(w), cache: c,
 		cold: &cold{mr: mr, keep: f.held, born: tickOf(c.clock())},
 	}
+	r.cold.of = r
 	switch {
 	case c.info.Follows:
 		// All that it covers can be used, not just what was asked for.

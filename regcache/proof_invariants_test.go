@@ -88,7 +88,8 @@ func invariants(c *Cache) error {
 	}
 
 	listed := map[*Region]bool{}
-	for r := c.recency.oldest; r != nil; r = r.cold.younger {
+	for at := c.recency.oldest; at != nil; at = at.younger {
+		r := at.of
 		if listed[r] = true; !in[r] {
 			return fail("%v is in the recency list and not in the index", r.Range())
 		}

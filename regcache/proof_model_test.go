@@ -725,7 +725,8 @@ func (g *modelRig) close(t require.TestingT) {
 func (c *Cache) evictionOrder() (out []*Region) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for r := c.recency.oldest; r != nil; r = r.cold.younger {
+	for at := c.recency.oldest; at != nil; at = at.younger {
+		r := at.of
 		out = append(out, r)
 	}
 	return out

@@ -21,22 +21,25 @@ import (
 //
 // All of it is guarded by Cache.mu.
 type recency struct {
-	oldest, youngest *Region
+	// The list goes from cold part to cold part, so that a miss that puts a Region
+	// in beside another does not look at that one's line, which hits write.
+	oldest, youngest *cold
 }
 
 // add puts r, which is not in the list, at the young end.
 func (q *recency) add(r *Region) {
-	r.cold.older = q.youngest
+	c := r.cold
+	c.older = q.youngest
 	if q.youngest == nil {
-		q.oldest = r
+		q.oldest = c
 	} else {
-		q.youngest.cold.younger = r
+		q.youngest.younger = c
 	}
-	q.youngest = r
+	q.youngest = c
 }
 
 // has reports whether r is in the list.
-func (q *recency) has(r *Region) bool { return r.cold.older != nil || q.oldest == r }
+func (q *recency) has(r *Region) bool { return r.cold.older != nil || q.oldest == r.cold }
 
 // remove takes r out, if it is in the list.
 func (q *recency) remove(r *Region) {
@@ -47,19 +50,19 @@ func (q *recency) remove(r *Region) {
 	if c.older == nil {
 		q.oldest = c.younger
 	} else {
-		c.older.cold.younger = c.younger
+		c.older.younger = c.younger
 	}
 	if c.younger == nil {
 		q.youngest = c.older
 	} else {
-		c.younger.cold.older = c.older
+		c.younger.older = c.older
 	}
 	c.older, c.younger = nil, nil
 }
 
 // refresh moves r to the young end, if it is in the list.
 func (q *recency) refresh(r *Region) {
-	if r != q.youngest && q.has(r) {
+	if r.cold != q.youngest && q.has(r) {
 		q.remove(r)
 		q.add(r)
 	}
@@ -81,15 +84,15 @@ func (c *Cache) lookedAtLocked(r *Region) {
 // orderLocked looks at every Region in the list, for Snapshot. Cache.mu is held.
 func (c *Cache) orderLocked() {
 	last := c.recency.youngest
-	for r := c.recency.oldest; r != nil; {
-		next := r.cold.younger
-		if r.warm() {
-			c.lookedAtLocked(r)
+	for at := c.recency.oldest; at != nil; {
+		next := at.younger
+		if at.of.warm() {
+			c.lookedAtLocked(at.of)
 		}
-		if r == last {
+		if at == last {
 			return
 		}
-		r = next
+		at = next
 	}
 }
 
@@ -106,10 +109,11 @@ func (c *Cache) oldestIdleLocked() *Region { return c.idleLocked(math.MaxInt64) 
 // idleLocked is oldestIdleLocked for Regions last used before a moment.
 func (c *Cache) idleLocked(before time.Duration) *Region {
 	for chances := 0; ; {
-		r := c.recency.oldest
-		if r == nil || r.cold.used >= before {
+		oldest := c.recency.oldest
+		if oldest == nil || oldest.used >= before {
 			return nil
 		}
+		r := oldest.of
 		if chances < maxChances && r.warm() {
 			c.lookedAtLocked(r)
 			chances++

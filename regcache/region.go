@@ -34,8 +34,9 @@ type cold struct {
 	// guarded by Cache.mu
 	hits    uint64        // that it had when it was claimed
 	used    time.Duration // when it was last known to be used, by Cache.clock
-	older   *Region       // neighbours in the order of recency
-	younger *Region
+	of      *Region       // whose it is; immutable
+	older   *cold         // neighbours in the order of recency
+	younger *cold
 	born    tick // when it was registered
 	trace   trace
 	inIndex bool
