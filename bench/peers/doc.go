@@ -14,8 +14,9 @@
 // registrations that cost nothing, so that what is timed is the cache. The
 // contenders take turns: one after the other does one piece of the work, and
 // that again for each round, so that a machine that gets slower or busier does so
-// for all of them. The table has the medians over the rounds, and each
-// contender's ratio to the first peer's.
+// for all of them. Threads are put on processors of their own, as far as there are
+// that many, so that they run at the same moment. The tables have the medians over the rounds, and each
+// contender's ratio to the newest peer's, the last one before ours.
 //
 // The UCX of another suite of Debian takes part with -suite: it is fetched by
 // apt-get into the user's cache folder (~/.cache/holdfast-peers) together with the C

@@ -54,3 +54,26 @@ func clockTime(id int32) uint64 {
 	}
 	return uint64(t.Nano())
 }
+
+// pin puts this thread on a processor of its own, as far as there are that many:
+// who is the n-th goes to the n-th that it may use. Then threads run at the same
+// moment if they can. unpin lets it go where it could go before.
+func pin(n int) (unpin func()) {
+	var may, one unix.CPUSet
+	if unix.SchedGetaffinity(0, &may) != nil {
+		return func() {}
+	}
+	n %= may.Count()
+	for cpu := 0; ; cpu++ {
+		if !may.IsSet(cpu) {
+			continue
+		}
+		if n == 0 {
+			one.Set(cpu)
+			break
+		}
+		n--
+	}
+	_ = unix.SchedSetaffinity(0, &one) // of what it may use: cannot fail
+	return func() { _ = unix.SchedSetaffinity(0, &may) }
+}

@@ -259,6 +259,7 @@ func (s *site) do(way way, j job, w io.Writer) error {
 		done.Go(func() {
 			runtime.LockOSThread() // or its processor time would not be the goroutine's
 			defer runtime.UnlockOSThread()
+			defer pin(t)()
 			n, first := j.regions, uint64(0)
 			if j.apart {
 				n /= uint32(j.threads)
@@ -285,6 +286,9 @@ func (s *site) do(way way, j job, w io.Writer) error {
 	if j.churn != churnNone {
 		ready.Add(1)
 		churning.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			defer pin(j.threads)()
 			ready.Done()
 			<-start
 			for ; !stop.Load() && churnErr == nil; churned++ {

@@ -12,6 +12,7 @@
  * ../ours.go is the same program for the cache of this project. */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -80,6 +81,24 @@ struct thread {
 	uint64_t *longer, longers;
 };
 
+/* Puts this thread on a processor of its own, as far as there are that many: who is
+ * the n-th goes to the n-th that it may use. */
+static void pin(int n) {
+	cpu_set_t may, one;
+	if (sched_getaffinity(0, sizeof may, &may))
+		fail("sched_getaffinity");
+	n %= CPU_COUNT(&may);
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (CPU_ISSET(cpu, &may) && n-- == 0) {
+			CPU_ZERO(&one);
+			CPU_SET(cpu, &one);
+			if (sched_setaffinity(0, sizeof one, &one))
+				fail("sched_setaffinity");
+			return;
+		}
+	}
+}
+
 static void record(struct thread *t, uint64_t ns) {
 	if (ns < BUCKETS) {
 		t->count[ns]++;
@@ -107,6 +126,7 @@ static void *worker(void *arg) {
 		n /= job.threads;
 		base += (size_t)t->number * n * STRIDE;
 	}
+	pin(t->number);
 	pthread_barrier_wait(&job.start);
 	uint64_t cpu = read_clock(CLOCK_THREAD_CPUTIME_ID);
 	if (!job.contend && job.table) {
@@ -141,6 +161,7 @@ static void *worker(void *arg) {
 /* Maps, registers and unmaps without pause. */
 static void *churner(void *arg) {
 	uint64_t *rounds = arg;
+	pin(job.threads);
 	pthread_barrier_wait(&job.start);
 	for (; !job.stop; ++*rounds) {
 		char *p = map(REGION);
