@@ -129,15 +129,21 @@ func calls() []call {
 			)
 		}},
 		{"ioctl", unix.SYS_IOCTL, func(b *builder) {
-			b.args(asm.R2, 1)
+			b.args(asm.R1, 1)
 			b.cause(hca.CauseRemap)
-			b.add(
-				asm.LSh.Imm(asm.R2, 32), asm.RSh.Imm(asm.R2, 32), // the kernel takes 32 bits
-				asm.LoadImm(asm.R1, uffdMove, asm.DWord),
-				asm.JNE.Reg(asm.R2, asm.R1, "out"), asm.Ja.Label("whole"),
-			)
+			b.ifMove("whole")
+			b.add(asm.Ja.Label("out"))
 		}},
 	}
+}
+
+// ifMove goes to yes if the request in R1 is userfaultfd's UFFDIO_MOVE.
+func (b *builder) ifMove(yes string) {
+	b.add(
+		asm.LSh.Imm(asm.R1, 32), asm.RSh.Imm(asm.R1, 32), // the kernel takes 32 bits
+		asm.LoadImm(asm.R2, uffdMove, asm.DWord),
+		asm.JEq.Reg(asm.R1, asm.R2, yes),
+	)
 }
 
 // discards are the advices that throw pages away, all but MADV_REMOVE.

@@ -18,11 +18,13 @@
 // # Why raw tracepoints
 //
 // Programs on the functions of single system calls (fentry) would leave other
-// calls alone. But the kernel skips such a program, silently, if on the same
-// processor another thread that was preempted is in the middle of it, and a
-// skipped munmap is a stale registration. At tracepoints preemption is off, up to
-// Linux 6.x, so nothing is skipped. Linux 7 does skip there too (seen with
-// 7.2.12), so New refuses it.
+// calls alone. But there is no such program that the kernel does not pass by,
+// silently, if on the same processor another thread that was preempted is in the
+// middle of it, and a munmap that is passed by is a stale registration. Kernels
+// that are locked down for integrity may refuse them altogether. At tracepoints
+// preemption is off up to Linux 6.x, so nothing is passed by. From Linux 7.0 on
+// it is not, and a third program makes up for it: blind_linux.go has how, and why
+// that is enough.
 //
 // # What the programs do
 //
@@ -72,6 +74,6 @@
 // layout_linux.go what is shared with the kernel, table_linux.go and
 // ring_linux.go how it is read; program_linux.go what the programs are,
 // calls_linux.go which system calls they know, uring_linux.go the same for
-// io_uring, calls_linux_amd64.go and
-// calls_linux_arm64.go what differs.
+// io_uring, calls_linux_amd64.go and calls_linux_arm64.go what differs;
+// blind_linux.go what is done where the kernel passes programs by.
 package bpf

@@ -189,7 +189,7 @@ func (k *kernel) String() string {
 		s += ", nor madvise and truncation by io_uring, which this kernel does not let be traced"
 	}
 	if k.word(atBroken).Load() != 0 {
-		s += fmt.Sprintf("; BROKEN, nothing is kept any more: more than %d operations were under way at once, or io_uring was told to discard and not to say when it is done", spilled)
+		s += fmt.Sprintf("; BROKEN, nothing is kept any more: more than %d operations were under way at once, io_uring was told to discard and not to say when it is done, or the programs on io_uring may have been passed by", spilled)
 	}
 	if why := k.deaf.Load(); why != nil {
 		s += "; DEGRADED, memory that went is found out at the next Get only: " + *why

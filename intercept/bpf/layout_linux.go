@@ -19,6 +19,9 @@ const (
 	atBroken  = 272 // one found no room at all: nothing can be told any more
 	atBell    = 384 // 1: the bell has been rung and not been answered
 	atSelf    = 392 // how the kernel names the address space of this process
+	atTid     = 400 // how the kernel numbers the thread that starts all this, then 0
+	atLevel   = 408 // what migration_disabled is of a task that did not disable it, plus one
+	atBlind   = 416 // times that a thread of ours got a blind processor
 	atCounts  = 512 // events, eight words by hca.Cause
 	atOps     = 4096
 	atRing    = atOps + maxOps*opSize
@@ -38,7 +41,8 @@ type op struct {
 	owner    atomic.Uint64 // thread that took it, 0: free
 	lo, hi   atomic.Uint64
 	lo2, hi2 atomic.Uint64 // of mremap and a second range, else 0
-	_        [3]uint64
+	general  atomic.Uint64 // not 0: it may not have been announced itself, see blind_linux.go
+	_        [2]uint64
 }
 
 // shared is the mapped block.
@@ -48,9 +52,12 @@ type shared struct {
 	ring int // slots
 }
 
-func sharedSize(slots int) uintptr {
+// rowsAt is where the rows of the processors are, behind the ring.
+func rowsAt(slots int) int { return (atRing + slots*slot + rowSize - 1) &^ (rowSize - 1) }
+
+func sharedSize(slots, cpus int) uintptr {
 	const page = 64 << 10 // whole pages of any size that these processors have
-	return (uintptr(atRing+slots*slot) + page - 1) &^ (page - 1)
+	return (uintptr(rowsAt(slots)+cpus*rowSize) + page - 1) &^ (page - 1)
 }
 
 func (s *shared) word(at uintptr) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Add(s.mem, at)) }

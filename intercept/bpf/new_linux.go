@@ -41,10 +41,7 @@ func New(cfg Config) (*intercept.Monitor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if err := neverSkips(); err != nil {
-		return nil, err
-	}
-	k, err := open(cfg)
+	k, err := open(cfg, true)
 	if err != nil {
 		return nil, refused(err)
 	}
@@ -60,34 +57,37 @@ func New(cfg Config) (*intercept.Monitor, error) {
 	return m, nil
 }
 
-// neverSkips refuses kernels that may skip a program. Under Linux 7.2.12 one
-// call in fourteen of four threads on two processors went unannounced
-// (TestManyWriters): there a thread can be preempted inside the program, and
-// the kernel then skips it for others on the same processor. What is skipped
-// is a stale registration, so these kernels are refused until there is a way.
-func neverSkips() error {
+// preemptible reports whether a program can be preempted, so that other calls
+// on the same processor are passed by: see blind_linux.go, which reckons with it
+// in any case. Here it only decides how often the programs are loaded.
+func preemptible() bool {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
-		return startError(err.Error(), hca.ErrNotSupported, "")
+		return true
 	}
 	var major int
-	release := unix.ByteSliceToString(u.Release[:])
-	if n, err := fmt.Sscanf(release, "%d.", &major); n != 1 || err != nil || major >= 7 {
-		return startError("Linux "+release+" may skip tracing programs when threads are preempted, and events would be missed", hca.ErrNotSupported, "needs Linux 5.18 to 6.x; use intercept.Auto")
-	}
-	return nil
+	n, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.", &major)
+	return n != 1 || err != nil || major >= 7
 }
 
-// open loads and attaches everything.
-func open(cfg Config) (k *kernel, err error) {
-	k = &kernel{shared: shared{ring: cfg.Ring, size: sharedSize(cfg.Ring)}, maps: -1}
+// open loads and attaches everything; without guard, which only a test does,
+// each program once, and nobody looks after blind processors.
+func open(cfg Config, guard bool) (k *kernel, err error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, fmt.Errorf("how many processors there can be: %w", err)
+	}
+	k = &kernel{shared: shared{ring: cfg.Ring, size: sharedSize(cfg.Ring, cpus)}, maps: -1}
 	defer func() {
 		if err != nil {
 			k.Stop()
 			k.unmap()
 		}
 	}()
-	b := &builder{slots: cfg.Ring, pageSize: int64(os.Getpagesize())}
+	b := &builder{slots: cfg.Ring, pageSize: int64(os.Getpagesize()), cpus: cpus, copies: 1, submits: 1}
+	if guard && preemptible() {
+		b.copies, b.submits = copies, submits
+	}
 	if b.off, err = findOffsets(); err != nil {
 		return k, err
 	}
@@ -113,23 +113,13 @@ func open(cfg Config) (k *kernel, err error) {
 	if k.maps, err = unix.Open("/proc/self/maps", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return k, fmt.Errorf("/proc/self/maps: %w", err)
 	}
+	runtime.LockOSThread() // whoami and calibrate are about this thread
+	defer runtime.UnlockOSThread()
 	if b.self, err = k.whoami(b); err != nil {
 		return k, err
 	}
 	k.ringSeen = b.off.ring
-	// The exit first: an operation that is announced must be settled.
-	for _, p := range []struct {
-		name, point string
-		ins         asm.Instructions
-	}{
-		{"holdfast_leave", "sys_exit", b.leave()},
-		{"holdfast_enter", "sys_enter", b.enter()},
-		{"holdfast_complete", "io_uring_complete", b.complete()},
-		{"holdfast_submit", "io_uring_submit_req", b.submit()},
-	} {
-		if !b.off.ring && strings.HasPrefix(p.point, "io_uring") {
-			continue
-		}
+	for _, p := range all(b, guard) {
 		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: p.name, Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: p.point, Instructions: p.ins, License: "GPL"})
 		if err != nil {
 			return k, fmt.Errorf("load program %s: %w", p.name, err)
@@ -140,6 +130,11 @@ func open(cfg Config) (k *kernel, err error) {
 			return k, fmt.Errorf("attach program %s: %w", p.name, err)
 		}
 		k.links = append(k.links, l)
+		if p.name == nameBlind {
+			if err := k.calibrate(); err != nil {
+				return k, err
+			}
+		}
 	}
 	if k.reader, err = ringbuf.NewReader(k.bell); err != nil {
 		return k, fmt.Errorf("open the bell: %w", err)
@@ -147,8 +142,38 @@ func open(cfg Config) (k *kernel, err error) {
 	return k, nil
 }
 
+const nameBlind = "holdfast_blind"
+
+// program is one to be attached.
+type program struct {
+	name, point string
+	ins         asm.Instructions
+}
+
+// all are the programs, in the order in which they are attached: first the one
+// that knows when others may be passed by, then ends before beginnings, because
+// an operation that is announced must be settled.
+func all(b *builder, guard bool) []program {
+	var all []program
+	if guard {
+		all = append(all, program{nameBlind, "sched_switch", b.blind()})
+	}
+	several := func(n int, name, point string, ins func(i int) asm.Instructions) {
+		for i := range n {
+			all = append(all, program{name, point, ins(i)})
+		}
+	}
+	several(b.copies, "holdfast_leave", "sys_exit", func(int) asm.Instructions { return b.leave() })
+	several(b.copies, "holdfast_enter", "sys_enter", b.enter)
+	if b.off.ring {
+		several(b.copies, "holdfast_complete", "io_uring_complete", func(int) asm.Instructions { return b.complete() })
+		several(b.submits, "holdfast_submit", "io_uring_submit_req", func(int) asm.Instructions { return b.submit() })
+	}
+	return all
+}
+
 // whoami runs a program once, in this thread, and asks it how the kernel names
-// our address space. Nothing outside the kernel knows; the number of the
+// our address space; it leaves the number of the thread in atTid. Nothing outside the kernel knows; the number of the
 // process would differ in a container.
 func (k *kernel) whoami(b *builder) (uint64, error) {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "holdfast_whoami", Type: ebpf.RawTracepoint, Instructions: b.whoami(), License: "GPL"})
@@ -178,6 +203,7 @@ func findOffsets() (off offsets, err error) {
 	}
 	fields := []field{
 		{&off.mm, "task_struct.mm"}, {&off.brk, "mm_struct.brk"},
+		{&off.pid, "task_struct.pid"}, {&off.pinned, "task_struct.migration_disabled"}, {&off.number, numberField},
 		{&off.files, "task_struct.files"}, {&off.fdt, "files_struct.fdt"}, {&off.fds, "fdtable.fd"}, {&off.maxFDs, "fdtable.max_fds"},
 		{&off.mapping, "file.f_mapping"}, {&off.mapped, "address_space.i_mmap.rb_root.rb_node"},
 	}
@@ -189,7 +215,8 @@ func findOffsets() (off offsets, err error) {
 	var point *btf.Typedef
 	off.ring = spec.TypeByName("btf_trace_io_uring_submit_req", &point) == nil
 	if off.ring {
-		fields = append(fields, field{&off.opcode, "io_kiocb.opcode"}, field{&off.flags, "io_kiocb.flags"},
+		fields = append(fields, field{&off.uring, "task_struct.io_uring"}, field{&off.flags2, "task_struct.flags"},
+			field{&off.opcode, "io_kiocb.opcode"}, field{&off.flags, "io_kiocb.flags"},
 			field{&off.addr, "io_madvise.addr"}, field{&off.length, "io_madvise.len"}, field{&off.advice, "io_madvise.advice"})
 	}
 	for _, f := range fields {

@@ -16,6 +16,12 @@ type offsets struct {
 	brk    int16 // mm_struct.brk
 	status int16 // task_struct.thread_info.status, on amd64
 
+	pid    int16 // task_struct.pid
+	pinned int16 // task_struct.migration_disabled
+	number int16 // of the system call, in pt_regs
+	uring  int16 // task_struct.io_uring
+	flags2 int16 // task_struct.flags
+
 	// The way from a task to the mappings of the file behind a descriptor.
 	files, fdt, fds, maxFDs, mapping, mapped int16
 
@@ -34,6 +40,8 @@ type builder struct {
 	off                    offsets
 	self                   uint64 // mm_struct of this process
 	slots                  int    // of the ring
+	cpus                   int    // that can be
+	copies, submits        int    // of each program but blind, and of submit
 	pageSize               int64
 }
 
@@ -64,6 +72,8 @@ func (b *builder) fresh(what string) string {
 // at points dst at a place in the shared block.
 func (b *builder) at(dst asm.Register, place uint32) { b.add(asm.LoadMapValue(dst, b.mapFD, place)) }
 
+func (b *builder) atRows() uint32 { return uint32(rowsAt(b.slots)) }
+
 // count adds n to a shared word; it uses R1 and R2, and leaves the old value
 // in R2.
 func (b *builder) count(place uint32, n int32) {
@@ -81,6 +91,9 @@ const (
 	onPos   = -48
 	onRead  = -56
 	onReq   = -96 // 40 bytes
+	onRow   = -104
+	onUring = -112
+	onTotal = -120
 )
 
 // top is the end of the addresses that a user can have. Higher bits hold a tag
@@ -125,8 +138,9 @@ func (b *builder) opAt(i int32) {
 
 // enter is the program at the entry of every system call. It finds those that
 // take memory away and announces them: event, slot, counter, in this order
-// with the counter unsettled around it all.
-func (b *builder) enter() asm.Instructions {
+// with the counter unsettled around it all. Copies of it run one after the
+// other; all but the first pass over what another has announced.
+func (b *builder) enter(copy int) asm.Instructions {
 	b.ins = nil
 	b.add(asm.Mov.Reg(asm.R6, asm.R1))
 	b.mine()
@@ -149,6 +163,9 @@ func (b *builder) enter() asm.Instructions {
 	b.whole()
 	b.mark("announce")
 	b.tid()
+	if copy > 0 {
+		b.unlessAnnounced("out")
+	}
 	return b.announce()
 }
 
@@ -167,35 +184,8 @@ func (b *builder) whole() {
 // are the range, R9 the cause, and who does it is on the stack.
 func (b *builder) announce() asm.Instructions {
 	b.count(atCounter, 1)
-	b.add(asm.RSh.Imm(asm.R2, 16), asm.StoreMem(asm.RFP, onStamp, asm.R2, asm.DWord))
-	b.count(atActive, 1)
-	b.add(asm.LoadMem(asm.R3, asm.RFP, onTid, asm.DWord))
-	for i := range int32(probes) {
-		b.opAt(i)
-		b.add(
-			asm.Mov.Imm(asm.R0, 0),
-			atomically(asm.CmpXchg, asm.R2, asm.R3, 0),
-			asm.JEq.Imm(asm.R0, 0, "taken"),
-		)
-	}
-	b.count(atSpill, 1)
-	b.add(
-		asm.LoadMapPtr(asm.R1, b.spillFD),
-		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, onTid),
-		asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, onTid),
-		asm.Mov.Imm(asm.R4, 0),
-		asm.FnMapUpdateElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "noted"),
-	)
-	b.count(atBroken, 1)
-	b.add(asm.Ja.Label("noted"))
-	b.mark("taken")
-	b.add(
-		asm.StoreMem(asm.R2, 8, asm.R7, asm.DWord), asm.StoreMem(asm.R2, 16, asm.R8, asm.DWord),
-		asm.LoadMem(asm.R1, asm.RFP, onLo2, asm.DWord), asm.StoreMem(asm.R2, 24, asm.R1, asm.DWord),
-		asm.LoadMem(asm.R1, asm.RFP, onHi2, asm.DWord), asm.StoreMem(asm.R2, 32, asm.R1, asm.DWord),
-	)
-	b.mark("noted")
+	b.stamp()
+	b.take(false)
 	b.add(asm.JEq.Imm(asm.R9, causeFile, "by_file"), asm.JNE.Imm(asm.R9, causeBrk, "ranges"))
 	b.heapEnd()
 	b.add(asm.Ja.Label("ranges"))
@@ -203,39 +193,136 @@ func (b *builder) announce() asm.Instructions {
 	b.fileMapped()
 	b.mark("ranges")
 	b.add(asm.JEq.Imm(asm.R8, 0, "second"))
-	b.event()
+	b.event("out")
 	b.mark("second")
 	b.add(
 		asm.LoadMem(asm.R7, asm.RFP, onLo2, asm.DWord), asm.LoadMem(asm.R8, asm.RFP, onHi2, asm.DWord),
 		asm.JEq.Imm(asm.R8, 0, "settle"),
 		asm.Mov.Imm(asm.R9, int32(hca.CauseUnmap)),
 	)
-	b.event()
+	b.event("out")
 	b.mark("settle")
 	b.count(atCounter, int32(hca.CounterStep)-1)
+	b.ring("out")
+	b.out()
+	return b.ins
+}
 
-	// The bell. One ring stands for all until it is answered.
+// stamp keeps the count of the counter, whose old value is in R2.
+func (b *builder) stamp() {
+	b.add(asm.RSh.Imm(asm.R2, 16), asm.StoreMem(asm.RFP, onStamp, asm.R2, asm.DWord))
+}
+
+// take enters the operation on [R7,R8), and the second range on the stack,
+// into the table for the owner on the stack. An owner has one slot: if it has
+// one already, because the end of an older operation was missed, that one is
+// used. It changes R0 to R5.
+//
+// general says that the slot is of a call that may not have been announced
+// itself. Then onTotal is how many tasks have waited at such moments.
+func (b *builder) take(general bool) {
+	anew, again, taken, noted := b.fresh("anew"), b.fresh("again"), b.fresh("taken"), b.fresh("noted")
+	b.count(atActive, 1)
+	b.add(
+		asm.LoadMem(asm.R3, asm.RFP, onTid, asm.DWord),
+		asm.JEq.Imm(asm.R2, 0, anew), // nobody has a slot
+	)
+	for i := range int32(probes) {
+		b.opAt(i)
+		b.add(asm.LoadMem(asm.R1, asm.R2, 0, asm.DWord), asm.JEq.Reg(asm.R1, asm.R3, again))
+	}
+	b.mark(anew)
+	for i := range int32(probes) {
+		b.opAt(i)
+		b.add(
+			asm.Mov.Imm(asm.R0, 0),
+			atomically(asm.CmpXchg, asm.R2, asm.R3, 0),
+			asm.JEq.Imm(asm.R0, 0, taken),
+		)
+	}
+	const noExist, exists = 1, -17 // BPF_NOEXIST, -EEXIST
+	broken := b.fresh("broken")
+	b.count(atSpill, 1)
+	b.add(
+		asm.LoadMapPtr(asm.R1, b.spillFD),
+		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, onTid),
+		asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, onTid),
+		asm.Mov.Imm(asm.R4, noExist),
+		asm.FnMapUpdateElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, noted),
+		asm.JNE.Imm(asm.R0, exists, broken),
+	)
+	b.count(atSpill, -1)
+	b.count(atActive, -1)
+	b.add(asm.Ja.Label(noted))
+	b.mark(broken)
+	b.count(atBroken, 1)
+	b.add(asm.Ja.Label(noted))
+	b.mark(again)
+	b.add(asm.Mov.Reg(asm.R5, asm.R2))
+	b.count(atActive, -1)
+	b.add(asm.Mov.Reg(asm.R2, asm.R5))
+	if general {
+		b.add(
+			asm.LoadMem(asm.R3, asm.RFP, onTotal, asm.DWord), asm.LoadMem(asm.R1, asm.R2, 40, asm.DWord),
+			asm.Add.Reg(asm.R3, asm.R1), asm.StoreMem(asm.RFP, onTotal, asm.R3, asm.DWord),
+		)
+	}
+	b.mark(taken)
+	b.add(
+		asm.StoreMem(asm.R2, 8, asm.R7, asm.DWord), asm.StoreMem(asm.R2, 16, asm.R8, asm.DWord),
+		asm.LoadMem(asm.R1, asm.RFP, onLo2, asm.DWord), asm.StoreMem(asm.R2, 24, asm.R1, asm.DWord),
+		asm.LoadMem(asm.R1, asm.RFP, onHi2, asm.DWord), asm.StoreMem(asm.R2, 32, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R1, 0),
+	)
+	if general {
+		b.add(asm.LoadMem(asm.R1, asm.RFP, onTotal, asm.DWord))
+	}
+	b.add(asm.StoreMem(asm.R2, 40, asm.R1, asm.DWord))
+	b.mark(noted)
+	b.add(asm.Mov.Imm(asm.R0, 0))
+}
+
+// unlessAnnounced goes to done if the owner on the stack has a slot that says
+// what it is doing. One that blind has made does not count: the call that it
+// stood for may be over. It changes R0 to R5.
+func (b *builder) unlessAnnounced(done string) {
+	found, none := b.fresh("found"), b.fresh("none")
+	b.add(asm.LoadMem(asm.R3, asm.RFP, onTid, asm.DWord))
+	for i := range int32(probes) {
+		b.opAt(i)
+		b.add(asm.LoadMem(asm.R1, asm.R2, 0, asm.DWord), asm.JEq.Reg(asm.R1, asm.R3, found))
+	}
+	b.add(asm.Ja.Label(none))
+	b.mark(found)
+	b.add(asm.LoadMem(asm.R1, asm.R2, 40, asm.DWord), asm.JEq.Imm(asm.R1, 0, done))
+	b.mark(none)
+	b.add(asm.Mov.Imm(asm.R0, 0))
+}
+
+// ring rings the bell and goes on at done. One ring stands for all until it is
+// answered.
+func (b *builder) ring(done string) {
 	b.at(asm.R1, atBell)
 	b.add(
 		asm.Mov.Imm(asm.R2, 1), atomically(asm.Xchg, asm.R1, asm.R2, 0),
-		asm.JNE.Imm(asm.R2, 0, "out"),
+		asm.JNE.Imm(asm.R2, 0, done),
 		asm.LoadMapPtr(asm.R1, b.bellFD),
 		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, onTid),
 		asm.Mov.Imm(asm.R3, 8),
 		asm.Mov.Imm(asm.R4, 2), // BPF_RB_FORCE_WAKEUP
 		asm.FnRingbufOutput.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.JEq.Imm(asm.R0, 0, done),
 	)
 	// It could not be rung: the next event tries again.
 	b.at(asm.R1, atBell)
-	b.add(asm.Mov.Imm(asm.R2, 0), atomically(asm.Xchg, asm.R1, asm.R2, 0))
-	b.out()
-	return b.ins
+	b.add(asm.Mov.Imm(asm.R2, 0), atomically(asm.Xchg, asm.R1, asm.R2, 0), asm.Ja.Label(done))
 }
 
 // event puts [R7,R8) of cause R9 into the ring; it changes R0 to R5, and R7
-// to R9 if the writer was overtaken.
-func (b *builder) event() {
+// to R9 if the writer was overtaken. If it was twice the counter has to stay
+// unsettled for ever: it goes on at lost.
+func (b *builder) event(lost string) {
 	done := b.fresh("written")
 	for lap := range 2 {
 		b.count(atClaim, 1)
@@ -268,7 +355,7 @@ func (b *builder) event() {
 			b.add(asm.Mov.Imm(asm.R7, 0), asm.Mov.Imm(asm.R8, -1), asm.Mov.Imm(asm.R9, int32(hca.CauseLost)))
 			continue
 		}
-		b.add(asm.Ja.Label("out")) // unsettled for ever
+		b.add(asm.Ja.Label(lost))
 	}
 	b.mark(done)
 	b.add(asm.Mov.Imm(asm.R0, 0))
@@ -293,30 +380,38 @@ func (b *builder) anyActive() {
 // settle is the rest of a program at the end of what may have been an
 // operation: who did it is on the stack.
 func (b *builder) settle() asm.Instructions {
-	b.add(asm.LoadMem(asm.R3, asm.RFP, onTid, asm.DWord))
-	for i := range int32(probes) {
-		b.opAt(i)
-		b.add(asm.LoadMem(asm.R1, asm.R2, 0, asm.DWord), asm.JEq.Reg(asm.R1, asm.R3, "found"))
-	}
-	b.at(asm.R1, atSpill)
-	b.add(
-		asm.LoadMem(asm.R1, asm.R1, 0, asm.DWord), asm.JEq.Imm(asm.R1, 0, "out"),
-		asm.LoadMapPtr(asm.R1, b.spillFD),
-		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, onTid),
-		asm.FnMapDeleteElem.Call(),
-		asm.JNE.Imm(asm.R0, 0, "out"),
-	)
-	b.count(atSpill, -1)
-	b.add(asm.Ja.Label("over"))
-	b.mark("found")
-	b.add(asm.Mov.Imm(asm.R1, 0), atomically(asm.Xchg, asm.R2, asm.R1, 0))
-	b.mark("over")
-	b.count(atActive, -1)
+	b.release("out")
 	b.out()
 	return b.ins
 }
 
-// whoami stores how the kernel names our address space.
+// release frees the slot of the owner on the stack, if it has one, and goes on
+// at done. It changes R0 to R5.
+func (b *builder) release(done string) {
+	found, over := b.fresh("found"), b.fresh("over")
+	b.add(asm.LoadMem(asm.R3, asm.RFP, onTid, asm.DWord))
+	for i := range int32(probes) {
+		b.opAt(i)
+		b.add(asm.LoadMem(asm.R1, asm.R2, 0, asm.DWord), asm.JEq.Reg(asm.R1, asm.R3, found))
+	}
+	b.at(asm.R1, atSpill)
+	b.add(
+		asm.LoadMem(asm.R1, asm.R1, 0, asm.DWord), asm.JEq.Imm(asm.R1, 0, done),
+		asm.LoadMapPtr(asm.R1, b.spillFD),
+		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, onTid),
+		asm.FnMapDeleteElem.Call(),
+		asm.JNE.Imm(asm.R0, 0, done),
+	)
+	b.count(atSpill, -1)
+	b.add(asm.Ja.Label(over))
+	b.mark(found)
+	b.add(asm.Mov.Imm(asm.R1, 0), atomically(asm.Xchg, asm.R2, asm.R1, 0))
+	b.mark(over)
+	b.count(atActive, -1)
+	b.add(asm.Ja.Label(done))
+}
+
+// whoami stores how the kernel names our address space and numbers this thread.
 func (b *builder) whoami() asm.Instructions {
 	b.ins = nil
 	b.add(
@@ -324,7 +419,10 @@ func (b *builder) whoami() asm.Instructions {
 		asm.LoadMem(asm.R6, asm.R0, b.off.mm, asm.DWord),
 	)
 	b.at(asm.R1, atSelf)
-	b.add(asm.StoreMem(asm.R1, 0, asm.R6, asm.DWord), asm.Mov.Imm(asm.R0, 0), asm.Return())
+	b.add(asm.StoreMem(asm.R1, 0, asm.R6, asm.DWord))
+	b.tid()
+	b.at(asm.R1, atTid)
+	b.add(asm.StoreMem(asm.R1, 0, asm.R0, asm.DWord), asm.Mov.Imm(asm.R0, 0), asm.Return())
 	return b.ins
 }
 

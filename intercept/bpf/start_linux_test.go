@@ -37,7 +37,7 @@ func TestRefused(t *testing.T) {
 		"Seccomp":      func(t *testing.T) { childtest.Forbid(t, unix.SYS_BPF) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+			childtest.Run(t, patience, fastExit, func(t *testing.T) {
 				forbid(t)
 				_, err := New(Config{}) // the first opens what Go polls with
 				require.ErrorIs(t, err, hca.ErrAccess)
@@ -57,7 +57,7 @@ func TestRefused(t *testing.T) {
 }
 
 func TestAuto(t *testing.T) {
-	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+	childtest.Run(t, patience, fastExit, func(t *testing.T) {
 		require.NoError(t, start(t, Config{}).Close())
 		m, err := Auto()
 		require.NoError(t, err)
@@ -97,7 +97,7 @@ func programs(t *testing.T) (n int) {
 }
 
 func TestClose(t *testing.T) {
-	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+	childtest.Run(t, patience, fastExit, func(t *testing.T) {
 		require.NoError(t, start(t, Config{}).Close())
 		before := descriptors(t)
 		m := start(t, Config{})

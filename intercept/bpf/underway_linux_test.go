@@ -124,7 +124,7 @@ func settles(t *testing.T, counter *atomic.Uint64) {
 // More threads than one finds slots for: what does not fit counts as an
 // operation on everything, until it is over.
 func TestUnderWay_Spill(t *testing.T) {
-	childtest.Run(t, time.Minute, fastExit, func(t *testing.T) {
+	childtest.Run(t, patience, fastExit, func(t *testing.T) {
 		k := startSource(t, Config{})
 		defer k.unmap()
 		defer k.Stop()
@@ -162,7 +162,7 @@ func TestUnderWay_Spill(t *testing.T) {
 func startSource(t *testing.T, cfg Config) *kernel {
 	t.Helper()
 	require.NoError(t, start(t, cfg).Close()) // skips where there is none
-	k, err := open(cfg.withDefaults())
+	k, err := open(cfg.withDefaults(), true)
 	require.NoError(t, err)
 	return k
 }
@@ -170,7 +170,7 @@ func startSource(t *testing.T, cfg Config) *kernel {
 // Many threads announce at once, and a reader misses nothing: as many events
 // as calls, each with its own range, or one that says that some were lost.
 func TestManyWriters(t *testing.T) {
-	childtest.Run(t, time.Minute, fastExit, func(t *testing.T) {
+	childtest.Run(t, patience, fastExit, func(t *testing.T) {
 		const threads, calls = 4, 20_000
 		k := startSource(t, Config{Ring: 1 << 17})
 		defer k.unmap()
@@ -178,6 +178,7 @@ func TestManyWriters(t *testing.T) {
 		a := memory(t, threads*16)
 		from := k.events.Done()
 		var seen [threads * 16]int
+		general := 0
 		ended := make(chan error, threads)
 		for i := range uint64(threads) {
 			go func() {
@@ -194,6 +195,10 @@ func TestManyWriters(t *testing.T) {
 			for end := k.events.Done(); from < end; from++ {
 				ev, _, ok := k.events.At(from)
 				require.True(t, ok, "position %d", from)
+				if ev.Cause == hca.CauseLost {
+					general++ // a program was passed by: see TestPreempted
+					continue
+				}
 				if ev.Range.Overlaps(a) {
 					require.Equal(t, pageSize, ev.Range.Len)
 					seen[(ev.Range.Addr-a.Addr)/pageSize]++
@@ -212,17 +217,20 @@ func TestManyWriters(t *testing.T) {
 		settles(t, k.word(atCounter))
 		read()
 		for i, n := range seen {
-			require.Equal(t, calls/16, n, "page %d", i)
+			require.LessOrEqual(t, n, calls/16, "page %d", i)
+			if general == 0 {
+				require.Equal(t, calls/16, n, "page %d", i)
+			}
 		}
 	})
 }
 
 // A feed that falls behind by more than the ring is told so.
 func TestOverflow(t *testing.T) {
-	childtest.Run(t, 30*time.Second, fastExit, func(t *testing.T) {
+	childtest.Run(t, patience, fastExit, func(t *testing.T) {
 		m := start(t, Config{Ring: 64})
 		a := memory(t, 1)
-		events := during(t, m, a, func() {
+		events := allDuring(t, m, a, func() {
 			for range 200 {
 				require.NoError(t, unix.Madvise(bytesOf(a), unix.MADV_DONTNEED))
 			}
@@ -268,8 +276,8 @@ func TestOvertakenWriter(t *testing.T) {
 
 // newBlock is a shared block without a kernel behind it.
 func newBlock(slots int) *kernel {
-	words := make([]uint64, sharedSize(slots)/8)
-	k := &kernel{shared: shared{mem: unsafe.Pointer(unsafe.SliceData(words)), size: sharedSize(slots), ring: slots}, maps: -1}
+	words := make([]uint64, sharedSize(slots, 1)/8)
+	k := &kernel{shared: shared{mem: unsafe.Pointer(unsafe.SliceData(words)), size: sharedSize(slots, 1), ring: slots}, maps: -1}
 	k.events.shared = &k.shared
 	return k
 }

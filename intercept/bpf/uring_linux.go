@@ -13,6 +13,10 @@ import (
 // through the entry of system calls. The programs here stand where a request
 // is handed in and where it is completed; in between it owns a slot as a
 // thread does. Addresses of requests are never the number of a thread.
+//
+// Either program may be loaded several times, see blind_linux.go. The copies
+// run one after the other, and each that is not passed by announces: a request
+// may have several events, which is as good as one.
 
 // Operations of io_uring that take memory away, linux/io_uring.h.
 const (
