@@ -104,7 +104,7 @@ func (c *Cache) leave(r *Region) {
 }
 
 func (c *Cache) leaveLocked(r *Region) {
-	if _, held := c.loose[r]; held && r.cold.revoked && r.claimIf(stRefs, 0) {
+	if _, held := c.loose[r]; held && r.cold.revoked && r.claimIf(0, stRefs, 0) {
 		delete(c.loose, r)
 		c.count.hits += r.cold.hits
 	}

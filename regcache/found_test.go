@@ -284,3 +284,28 @@ func TestUnknownMemoryIsNotQueued(t *testing.T) {
 	done.Wait()
 	require.EqualValues(t, n, c.Stats().UsedOnce[hca.UnkeptNoSource])
 }
+
+// A Close that gives up makes alive again what it had claimed. A hit that found
+// it dead, and gave its reference back, came late and claimed it then: the backend
+// was told to drop what stood in the index, alive.
+func TestFoundLateClaimOfTheRevived(t *testing.T) {
+	c, b, _ := rig(t, hca.MemOwned, Config{})
+	r := mustGet(t, c, at(0, 1), 0)
+	r.Release()
+	r.state.Add(stHit + stRef) // a hit
+	c.mu.Lock()
+	r.state.Add(^(stHit + stRef) + 1)
+	require.True(t, r.killIdle())
+	c.mu.Unlock()
+	r.state.Add(stHit + stRef)             // another, which finds it dead
+	w := r.state.Add(^(stHit + stRef) + 1) // and undoes what it did,
+	c.mu.Lock()
+	r.revive()
+	c.mu.Unlock()
+	r.releaseRare(w) // the rest of which comes late
+	live, _, _ := b.counts()
+	require.Equal(t, 1, live)
+	again := mustGet(t, c, at(0, 1), 0)
+	require.Same(t, r, again)
+	again.Release()
+}

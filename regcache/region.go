@@ -182,26 +182,27 @@ func (r *Region) releaseRare(w uint64) {
 
 // claim reports whether the caller is the one who has to deregister r. It must
 // be dead; nobody claims it while it has references.
-func (r *Region) claim() bool { return r.claimIf(stRefs|stClaimed, stClaimed) }
+func (r *Region) claim() bool { return r.claimIf(stDead, stRefs|stClaimed, stClaimed) }
 
 // killIdle makes r dead and claims it in one step if nobody uses it.
-func (r *Region) killIdle() bool { return r.claimIf(stRefs|stDead, stDead|stClaimed) }
+func (r *Region) killIdle() bool { return r.claimIf(0, stRefs|stDead, stDead|stClaimed) }
 
 // revive undoes killIdle, of a Region that is in the index still. Cache.mu has been
-// held since.
+// held since. A hit that found it dead may still be on its way to claim it: it
+// finds that it is not dead, and leaves it alone.
 func (r *Region) revive() {
 	r.state.Add(r.cold.hits * stHit)
 	r.cold.hits = 0
 	r.state.And(^(stDead | stClaimed))
 }
 
-// claimIf sets bits, and takes the hits out of the word, if none of the bits
-// without is set. A hit that comes too late may still count itself into the
+// claimIf sets bits, and takes the hits out of the word, if all of the bits with
+// are set and none of the bits without. A hit that comes too late may still count itself into the
 // word, but it takes that back.
-func (r *Region) claimIf(without, set uint64) bool {
+func (r *Region) claimIf(with, without, set uint64) bool {
 	for {
 		w := r.state.Load()
-		if w&without != 0 {
+		if w&with != with || w&without != 0 {
 			return false
 		}
 		if r.state.CompareAndSwap(w, w&^stHits|set) {
