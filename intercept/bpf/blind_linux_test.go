@@ -82,7 +82,7 @@ func crowd(t *testing.T, k *kernel, c *tally, calls int, enough func() bool) {
 	pages := memory(t, fair+urgent)
 	var done atomic.Int64
 	ended := make(chan error)
-	for i := range uint64(fair + urgent) {
+	for i := range fair + urgent {
 		go func() {
 			runtime.LockOSThread() // never unlocked: the thread ends with it
 			page := part(pages, i, 1)
@@ -94,7 +94,7 @@ func crowd(t *testing.T, k *kernel, c *tally, calls int, enough func() bool) {
 					err = nil
 				}
 			} else if err == nil {
-				err = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), int(i-urgent)*3)
+				err = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), (i-urgent)*3)
 			}
 			for err == nil && done.Add(1) <= int64(calls) && !enough() {
 				if i < urgent {

@@ -7,20 +7,15 @@ import (
 	"slices"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept"
+	"example.com/holdfast/intercept/internal/eventtest"
 	"example.com/holdfast/internal/childtest"
-	"example.com/holdfast/internal/leaktest"
 )
-
-const rw = unix.PROT_READ | unix.PROT_WRITE
-
-var pageSize = uint64(unix.Getpagesize())
 
 // patience is the hard limit of a child. In the test machine, whose processors
 // are emulated, making a monitor alone can take half a minute.
@@ -52,81 +47,29 @@ func inChild(t *testing.T, body func(t *testing.T, m *intercept.Monitor)) {
 	})
 }
 
-func pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
-
-func bytesOf(r hca.Range) []byte { return unsafe.Slice((*byte)(pointer(r.Addr)), r.Len) }
-
-func mmap(t *testing.T, at uint64, length uint64, prot, flags, fd int) uint64 {
-	t.Helper()
-	p, err := unix.MmapPtr(fd, 0, pointer(at), uintptr(length), prot, flags)
-	require.NoError(t, err)
-	if flags&unix.MAP_FIXED == 0 {
-		leaktest.Area(t, uint64(uintptr(p)), length)
-	}
-	return uint64(uintptr(p))
-}
-
-func munmap(t *testing.T, r hca.Range) {
-	t.Helper()
-	require.NoError(t, unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)))
-}
-
-func mremap(t *testing.T, r hca.Range, length uint64, flags int, to uint64) uint64 {
-	t.Helper()
-	p, err := unix.MremapPtr(pointer(r.Addr), uintptr(r.Len), pointer(to), uintptr(length), flags)
-	require.NoError(t, err)
-	return uint64(uintptr(p))
-}
-
-// area is address space that nobody else uses, on a page that is not aligned
-// to anything larger: what is rounded to huge pages stays small there.
-func area(t *testing.T, pages uint64) hca.Range {
-	t.Helper()
-	at := mmap(t, 0, (pages+2)*pageSize, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE, -1)
-	at += pageSize
-	if at&pageSize == 0 {
-		at += pageSize
-	}
-	return hca.Range{Addr: at, Len: pages * pageSize}
-}
-
-func part(r hca.Range, first, pages uint64) hca.Range {
-	return hca.Range{Addr: r.Addr + first*pageSize, Len: pages * pageSize}
-}
-
-const (
-	private = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
-	anyFile = unix.MAP_SHARED
+// The memory that tests use.
+var (
+	pageSize = eventtest.PageSize
+	pointer  = eventtest.Pointer
+	bytesOf  = eventtest.Bytes
+	mmap     = eventtest.Mmap
+	munmap   = eventtest.Munmap
+	mremap   = eventtest.Mremap
+	area     = eventtest.Area
+	part     = eventtest.Part
+	mapAt    = eventtest.MapAt
+	memory   = eventtest.Memory
+	memfd    = eventtest.Memfd
+	shm      = eventtest.Shm
+	peek     = eventtest.Peek
+	poke     = eventtest.Poke
 )
 
-// mapAt maps over r, writable, and touches every page.
-func mapAt(t *testing.T, r hca.Range, flags, fd int) {
-	t.Helper()
-	require.Equal(t, r.Addr, mmap(t, r.Addr, r.Len, rw, flags|unix.MAP_FIXED, fd))
-	for p := r.Addr; p < r.End(); p += pageSize {
-		*(*byte)(pointer(p)) = 0xa5
-	}
-}
-
-func peek(addr uint64) byte { return *(*byte)(pointer(addr)) }
-
-// memory gives n pages of fresh private memory.
-func memory(t *testing.T, n uint64) hca.Range {
-	t.Helper()
-	r := area(t, n)
-	mapAt(t, r, private, -1)
-	return r
-}
-
-// memfd gives a file in memory of n pages.
-func memfd(t *testing.T, n uint64) int {
-	t.Helper()
-	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
-	require.NoError(t, unix.Ftruncate(fd, int64(n*pageSize)))
-	return fd
-}
+const (
+	rw      = eventtest.RW
+	private = eventtest.Private
+	anyFile = unix.MAP_SHARED
+)
 
 // during runs do and gives the events that touch the range. Nothing need be
 // waited for: an event is counted before the call acts. That anything may have

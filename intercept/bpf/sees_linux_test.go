@@ -15,7 +15,7 @@ import (
 
 	"example.com/holdfast/hca"
 	"example.com/holdfast/intercept"
-	"example.com/holdfast/internal/leaktest"
+	"example.com/holdfast/intercept/internal/eventtest"
 )
 
 // What this source reports, row by row of the table in docs. Each test does it
@@ -40,7 +40,7 @@ func TestSees_MapFixedOver(t *testing.T) {
 		kept(t, m, a)
 		// Huge pages could lie there: up to where the address allows.
 		const huge = 2 << 20
-		space := area(t, 8*huge/pageSize)
+		space := area(t, 8*huge/int(pageSize))
 		one := hca.Range{Addr: (space.Addr+huge-1)&^(huge-1) + 2*huge, Len: pageSize}
 		events := during(t, m, one, func() { mapAt(t, one, private, -1) })
 		require.Len(t, events, 1)
@@ -268,18 +268,6 @@ func TestSees_RemapFilePages(t *testing.T) {
 	})
 }
 
-// shm attaches a new System V segment of two pages.
-func shm(t *testing.T) (id int, r hca.Range) {
-	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, int(2*pageSize), unix.IPC_CREAT|0o600)
-	require.NoError(t, err)
-	b, err := unix.SysvShmAttach(id, 0, 0)
-	require.NoError(t, err)
-	leaktest.Area(t, hca.RangeOf(b).Addr, 2*pageSize)
-	_, err = unix.SysvShmCtl(id, unix.IPC_RMID, nil) // goes with its last user
-	require.NoError(t, err)
-	return id, hca.RangeOf(b)
-}
-
 func TestSees_Shmdt(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
 		_, a := shm(t)
@@ -348,34 +336,11 @@ func TestDoesNotSee_OtherProcess(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
 		a := memory(t, 1)
 		require.Empty(t, during(t, m, a, func() {
-			pid := forkUnmap(uintptr(a.Addr), uintptr(a.Len))
-			require.Positive(t, pid)
-			var st unix.WaitStatus
-			_, err := unix.Wait4(pid, &st, 0, nil)
-			require.NoError(t, err)
-			require.Zero(t, st.ExitStatus())
+			eventtest.ForkUnmap(t, a.Addr, a.Len)
 		}))
 		require.Equal(t, byte(0xa5), peek(a.Addr))
 		kept(t, m, a)
 	})
-}
-
-// forkUnmap has a child with a copy of our memory unmap it. The child may do
-// nothing but raw system calls. -1: fork failed.
-//
-//go:norace
-func forkUnmap(addr, length uintptr) int {
-	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 {
-		return -1
-	}
-	if pid == 0 {
-		_, _, errno := unix.RawSyscall(unix.SYS_MUNMAP, addr, length, 0)
-		for {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, uintptr(errno), 0, 0)
-		}
-	}
-	return int(pid)
 }
 
 // Pages of one mapping are moved into another. The call is announced whether

@@ -180,9 +180,9 @@ func TestManyWriters(t *testing.T) {
 		var seen [threads * 16]int
 		general := 0
 		ended := make(chan error, threads)
-		for i := range uint64(threads) {
+		for i := range threads {
 			go func() {
-				for n := range uint64(calls) {
+				for n := range calls {
 					if err := unix.Madvise(bytesOf(part(a, i*16+n%16, 1)), unix.MADV_DONTNEED); err != nil {
 						ended <- err
 						return
