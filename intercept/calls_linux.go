@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"fmt"
+	"runtime"
 	"time"
 	"unsafe"
 
@@ -202,8 +203,12 @@ func (m *Monitor) exerciseOwned() (hca.Range, error) {
 // exerciseForeign maps a page, watches it and takes it away behind the
 // monitor's back. Shared memory, because it never merges with a neighbour that
 // would then be watched as well.
+//
+// Others may be unmapping at the same address, or be in the middle of something
+// that could be about any: that passes, and is waited for.
 func (m *Monitor) exerciseForeign() (r hca.Range, err error) {
-	for range tries {
+	began := time.Now()
+	for n := 1; ; n++ {
 		r.Len = pageSize
 		r.Addr, err = rawMmap(0, uintptr(pageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS, -1, 0)
 		if err != nil {
@@ -216,10 +221,11 @@ func (m *Monitor) exerciseForeign() (r hca.Range, err error) {
 		if w.Kind != hca.MemUnknown {
 			return r, nil
 		}
-		// Others may be unmapping at this address.
-		err = &hca.OpError{Op: "exercise monitor", Range: r, Detail: w.Why.String(), Err: errNotWatched}
+		if n >= tries && (w.Why != hca.UnkeptUnsettled || time.Since(began) > patience) {
+			return r, &hca.OpError{Op: "exercise monitor", Range: r, Detail: w.Why.String(), Err: errNotWatched}
+		}
+		runtime.Gosched()
 	}
-	return r, err
 }
 
 // uffdSettles waits until the probe answers that nothing is under way.

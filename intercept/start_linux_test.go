@@ -413,3 +413,27 @@ func TestDescriptorsClosed(t *testing.T) {
 		require.NoError(t, m.Close())
 	})
 }
+
+// Whoever makes a cache while something is under way that could be about any
+// memory is not told that the monitor is no good: it passes, and is waited for.
+func TestExerciseWaitsForWhatIsUnderWay(t *testing.T) {
+	inChild(t, func(t *testing.T, m *Monitor) {
+		op := m.Begin(hca.Whole, hca.CauseOwner)
+		exercised := make(chan error, 1)
+		go func() {
+			_, err := m.Exercise()
+			exercised <- err
+		}()
+		for range 10_000 {
+			select {
+			case err := <-exercised:
+				op.End()
+				t.Fatalf("it was not waited for: %v", err)
+			default:
+				runtime.Gosched()
+			}
+		}
+		op.End()
+		require.NoError(t, <-exercised)
+	})
+}
