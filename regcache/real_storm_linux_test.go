@@ -19,7 +19,7 @@ import (
 // large as it was after a fifth.
 func TestReal_Storm(t *testing.T) {
 	const threads = 64
-	cfg := regcache.Config{MaxRegions: threads / 2, MaxBytes: threads * page}
+	cfg := regcache.Config{MaxRegions: threads / 8, MaxBytes: threads / 4 * page}
 	inWorlds(t, longest(time.Minute), nil, []world{foreign, oneChannel, owned}, cfg, func(t *testing.T, k *kit) {
 		each := underRace(rounds(6400), 4) / threads
 		if full() {
@@ -75,7 +75,9 @@ func TestReal_Storm(t *testing.T) {
 		require.Zero(t, k.back.live())
 		require.Positive(t, s.Hits)
 		require.Positive(t, s.Invalidations)
-		require.Positive(t, s.Evictions, "the limits were not too small")
+		if each >= 100 { // in fewer rounds the threads hardly meet
+			require.Positive(t, s.Evictions+s.UsedOnce[hca.UnkeptLimit], "the limits were not too small")
+		}
 		ended := (each + max(each/5, 1)) * threads
 		if s.EventsLost == 0 {
 			require.GreaterOrEqual(t, s.Events, uint64(ended), "each end of a mapping that was watched is an event")
