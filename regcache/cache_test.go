@@ -29,6 +29,9 @@ func rig(t *testing.T, kind hca.MemKind, cfg Config) (*Cache, *nopBackend, *scri
 	t.Helper()
 	b, m := &nopBackend{}, &scriptMonitor{kind: kind}
 	cfg.Monitor = m
+	if cfg.SweepEvery == 0 {
+		cfg.SweepEvery = -1 // the memory is made up: a sweep, which an eviction asks for, would find it gone
+	}
 	c, err := New(b, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {

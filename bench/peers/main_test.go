@@ -151,6 +151,7 @@ func TestLayout(t *testing.T) {
 
 // The contenders do the same: their generators end with the same numbers.
 func TestEverybodyDoesTheSameWork(t *testing.T) {
+	all := contenders(t)
 	for _, j := range []job{
 		{regions: 16, threads: 1, iters: 3000},
 		{regions: 8, threads: 2, iters: 3001}, // views and batches too, and a batch that is not full
@@ -176,7 +177,7 @@ func TestEverybodyDoesTheSameWork(t *testing.T) {
 			}
 			want += uint64(x)
 		}
-		for _, c := range contenders(t) {
+		for _, c := range all {
 			c.slow = false
 			c.run(t.Context(), j)
 			require.NoError(t, c.failed)
