@@ -13,7 +13,9 @@
 // price: the process has to be allowed to trace the kernel, and as long as the
 // monitor lives every system call of every process on the machine takes the
 // kernel's slow way in and out and asks the programs whose it is: 0.33 us
-// instead of 0.16 us for the shortest there is (BenchmarkOtherProcess).
+// instead of 0.16 us for the shortest there is (BenchmarkOtherProcess, Linux
+// 6.18; from Linux 7 on each program is there twice, which was not measured).
+// Every switch from thread to thread runs one more program.
 //
 // # Why raw tracepoints
 //

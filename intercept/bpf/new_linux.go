@@ -269,13 +269,17 @@ func refused(err error) error {
 	const instead = "; or use intercept.Auto"
 	lock, _ := os.ReadFile("/sys/kernel/security/lockdown") // where there is none, there is no lockdown
 	var verifier *ebpf.VerifierError
+	rejected := errors.As(err, &verifier)
+	// A locked kernel lets no program read its memory, and the verifier is who
+	// says so.
+	locked := strings.Contains(string(lock), "[confidentiality]") || rejected && strings.Contains(err.Error(), "cannot use helper bpf_probe_read")
 	switch {
-	case errors.As(err, &verifier):
+	case locked:
+		return startError(fmt.Sprintf("the kernel is locked down (confidentiality), which forbids to trace it: %v", err), hca.ErrAccess, "boot with lockdown=integrity or none"+instead)
+	case rejected:
 		// Its word is EACCES or EINVAL, but no right is missing: this kernel
 		// and the program do not fit each other.
 		return startError(fmt.Sprintf("the kernel's verifier refuses a program: %v", err), hca.ErrNotSupported, "report it with the version of the kernel"+instead)
-	case strings.Contains(string(lock), "[confidentiality]"):
-		return startError(fmt.Sprintf("the kernel is locked down (confidentiality), which forbids to trace it: %v", err), hca.ErrAccess, "boot with lockdown=integrity or none"+instead)
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
 		return startError(err.Error(), hca.ErrAccess, "needs CAP_BPF and CAP_PERFMON, and bpf(2) not forbidden by seccomp"+instead)
 	case errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):

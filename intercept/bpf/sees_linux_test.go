@@ -303,6 +303,20 @@ func TestSees_Mprotect(t *testing.T) {
 	})
 }
 
+func TestSees_PkeyMprotect(t *testing.T) {
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		a := memory(t, 3)
+		one := part(a, 1, 1)
+		protect := func(prot uintptr) {
+			const noKey = ^uintptr(0) // the same as mprotect
+			_, _, errno := unix.Syscall6(unix.SYS_PKEY_MPROTECT, uintptr(one.Addr), uintptr(one.Len), prot, noKey, 0, 0)
+			require.Zero(t, errno)
+		}
+		require.Equal(t, []hca.Event{{Range: one, Cause: hca.CauseOwner}}, during(t, m, a, func() { protect(unix.PROT_NONE) }))
+		require.Empty(t, during(t, m, a, func() { protect(rw) }))
+	})
+}
+
 // The runtime discards pages of the Go heap by raw madvise.
 func TestSees_GoScavenger(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,25 @@ func TestRefused(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A kernel that keeps its memory secret says so. The test machine can be booted
+// that way: SOFTROCE_APPEND=lockdown=confidentiality.
+func TestLockdown(t *testing.T) {
+	boot, err := os.ReadFile("/proc/cmdline")
+	require.NoError(t, err)
+	if !slices.Contains(strings.Fields(string(boot)), "lockdown=confidentiality") {
+		t.Skip("this kernel was not booted with lockdown=confidentiality")
+	}
+	childtest.Run(t, patience, fastExit, func(t *testing.T) {
+		_, err := New(Config{})
+		require.ErrorIs(t, err, hca.ErrAccess)
+		require.ErrorContains(t, err, "locked down (confidentiality)")
+		m, err := Auto()
+		require.NoError(t, err)
+		require.Contains(t, m.String(), "locked down")
+		require.NoError(t, m.Close())
+	})
 }
 
 func TestAuto(t *testing.T) {

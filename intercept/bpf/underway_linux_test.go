@@ -217,8 +217,7 @@ func TestManyWriters(t *testing.T) {
 		settles(t, k.word(atCounter))
 		read()
 		for i, n := range seen {
-			require.LessOrEqual(t, n, calls/16, "page %d", i)
-			if general == 0 {
+			if general == 0 { // else some are missing, or there twice
 				require.Equal(t, calls/16, n, "page %d", i)
 			}
 		}

@@ -1,0 +1,56 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept"
+)
+
+// narrowCall makes a function of machine code that makes a system call of 32
+// bits, with numbers and registers of its own, and ignores what it answers.
+func narrowCall(t *testing.T, number, first, second uint32) func() {
+	t.Helper()
+	imm := func(op byte, v uint32) []byte { return binary.LittleEndian.AppendUint32([]byte{op}, v) }
+	code := []byte{0x53}                        // push rbx
+	code = append(code, imm(0xb8, number)...)   // mov eax, number
+	code = append(code, imm(0xbb, first)...)    // mov ebx, first
+	code = append(code, imm(0xb9, second)...)   // mov ecx, second
+	code = append(code, 0xcd, 0x80, 0x5b, 0xc3) // int 0x80; pop rbx; ret
+	at := mmap(t, 0, pageSize, rw, unix.MAP_SHARED|unix.MAP_ANONYMOUS, -1)
+	page := bytesOf(hca.Range{Addr: at, Len: pageSize})
+	copy(page, code)
+	require.NoError(t, unix.Mprotect(page, unix.PROT_READ|unix.PROT_EXEC))
+	entry := &at // what a function value points to begins with its code
+	return *(*func())(unsafe.Pointer(&entry))
+}
+
+// A system call of 32 bits from a process of 64 is taken for one that may have
+// changed anything.
+func TestSees_NarrowCall(t *testing.T) {
+	const getpid, munmap = 20, 91 // asm/unistd_32.h
+	if os.Getenv("HOLDFAST_BPF_NARROW") != "" {
+		narrowCall(t, getpid, 0, 0)()
+		return
+	}
+	try := exec.Command(os.Args[0], "-test.run=^TestSees_NarrowCall$")
+	try.Env = append(os.Environ(), "HOLDFAST_BPF_NARROW=1")
+	if out, err := try.CombinedOutput(); err != nil {
+		t.Skipf("this kernel makes no system calls of 32 bits (IA32_EMULATION): %v\n%.300s", err, out)
+	}
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		low := mmap(t, 0, pageSize, rw, private|unix.MAP_32BIT, -1)
+		a := hca.Range{Addr: low, Len: pageSize}
+		kept(t, m, a)
+		call := narrowCall(t, munmap, uint32(low), uint32(pageSize))
+		require.Equal(t, whole(hca.CauseOwner), during(t, m, a, call))
+		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why, "it did unmap the page")
+	})
+}
