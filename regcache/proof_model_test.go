@@ -797,7 +797,7 @@ func (g *modelRig) check(t require.TestingT) {
 func TestModel(t *testing.T) {
 	var steps, done int
 	var did [stepKinds]int
-	for range proofSize(t, 40, 1000) {
+	for range proofSize(t, 12, 1000) {
 		steps += checkModel(t, 0, &did)
 	}
 	for _, n := range did {
