@@ -197,7 +197,7 @@ func TestOmit_Blind(t *testing.T) {
 func blindfold(k *kernel, cpus int) (remove func()) {
 	for cpu := range cpus {
 		row := uintptr(rowsAt(k.ring) + cpu*rowSize)
-		k.word(row + rowTasks).Store(1) // the address of no task
+		k.word(row + rowTasks).Store(1 << 40) // the number of no task
 		k.word(row).Store(1)
 	}
 	return func() {
@@ -231,7 +231,12 @@ func TestBlind_Counter(t *testing.T) {
 		quiet(t, k)
 		from := k.word(atClaim).Load()
 		remove := blindfold(k, rows(k))
-		time.Sleep(time.Millisecond) // give the processor up
+		// This very thread gives the processor up and gets one again.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		nap := unix.NsecToTimespec(1e6)
+		for unix.Nanosleep(&nap, nil) == unix.EINTR {
+		}
 		require.NotZero(t, k.word(atCounter).Load()&hca.Unsettled, "this thread runs")
 		require.Positive(t, k.word(atBlind).Load())
 		remove()

@@ -95,7 +95,11 @@ func TestUnderWay(t *testing.T) {
 				}
 				settles(t, m.Counter()) // hits go on
 				var buf [16]hca.Event
-				require.Contains(t, buf[:f.Next(buf[:])], hca.Event{Range: gone, Cause: way.cause})
+				var events []hca.Event // the runtime's own discards are among them
+				for n := f.Next(buf[:]); n > 0; n = f.Next(buf[:]) {
+					events = append(events, buf[:n]...)
+				}
+				require.Contains(t, events, hca.Event{Range: gone, Cause: way.cause})
 				require.Equal(t, hca.UnkeptUnsettled, m.Watch(gone).Why)
 				require.Equal(t, hca.UnkeptUnsettled, m.Watch(part(a, 2, 2)).Why, "a part of it")
 				kept(t, m, other)
