@@ -71,7 +71,9 @@ func (c *Cache) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region,
 	}
 	t := c.index.table.Load()
 	large := uint(bits.Len64(n-1)) & 63
-	for classes := c.index.classes.Load() >> large << large; classes != 0; classes &= classes - 1 {
+	// Two classes, because a buffer that does not begin on a page is registered with
+	// the rest of its pages, which may be of the next class.
+	for classes, i := c.index.classes.Load()>>large<<large, 0; classes != 0 && i < 2; classes, i = classes&(classes-1), i+1 {
 		r := t.entries[t.slot(keyOf(addr, uint(bits.TrailingZeros64(classes))))].Load()
 		if r == nil || r.start > addr || end > r.end || r.access&a != a {
 			continue
@@ -105,7 +107,12 @@ func (c *Cache) finish(r *Region, addr, end uint64, a hca.Access, p unsafe.Point
 
 // lookFurther is what is tried when the first probes found nothing.
 func (c *Cache) lookFurther(addr, end uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
+	if r := c.index.hint(addr, end, a); r != nil {
+		r.state.Add(stHit + stRef)
+		return c.finish(r, addr, end, a, p)
+	}
 	if r := c.hit(addr, end, a, maxProbes); r != nil {
+		c.index.hints.at(addr).Store(r)
 		r.traceGet()
 		return r, nil
 	}

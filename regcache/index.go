@@ -40,7 +40,8 @@ import (
 type index struct {
 	table   atomic.Pointer[table]
 	classes atomic.Uint64 // bit c set: there are Regions of class c
-	_       [112]byte     // hits read what is above, and what is below is written by every miss
+	hints   *hints        // immutable
+	_       [104]byte     // hits read what is above, and what is below is written by every miss
 
 	// guarded by Cache.mu
 	used     int            // entries of the table that are not nil, tombstones counted
@@ -100,7 +101,35 @@ func newTable(size int) *table {
 
 func (x *index) init() {
 	x.table.Store(newTable(minTable))
+	x.hints = new(hints)
 	x.areas = map[uint64]int{}
+}
+
+// hints are Regions that covered a range in the page at an address and were not
+// found by the first probes. Where Regions of many sizes are in use, a small buffer
+// inside a large one is found only after all the classes between were looked
+// through; the next time the hint says where. A hint is checked like an entry, so
+// one that is wrong costs nothing but the look.
+type hints [1 << 12]atomic.Pointer[Region]
+
+func (h *hints) at(addr uint64) *atomic.Pointer[Region] {
+	return &h[addr>>12*0x9E3779B97F4A7C15>>(64-12)]
+}
+
+// hint is the Region that a hint names, if it covers [addr,end) with at least the
+// access. One that has left look-up is taken out, because the hit that finds it dead
+// would take the slow path, again and again.
+func (x *index) hint(addr, end uint64, a hca.Access) *Region {
+	at := x.hints.at(addr)
+	r := at.Load()
+	if r == nil || r.start > addr || end > r.end || r.access&a != a {
+		return nil
+	}
+	if r.state.Load()&stDead != 0 {
+		at.CompareAndSwap(r, nil)
+		return nil
+	}
+	return r
 }
 
 // find looks for a Region that covers [addr, end) with at least the access. It
