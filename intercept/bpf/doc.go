@@ -25,8 +25,8 @@
 // middle of it, and a munmap that is passed by is a stale registration. Kernels
 // that are locked down for integrity may refuse them altogether. At tracepoints
 // preemption is off up to Linux 6.x, so nothing is passed by. From Linux 7.0 on
-// it is not, and a third program makes up for it: blind_linux.go has how, and why
-// that is enough.
+// it is not. A third program is to make up for that (blind_linux.go), but it is
+// not proved to, so New refuses Linux 7.
 //
 // # What the programs do
 //

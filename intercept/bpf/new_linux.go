@@ -41,6 +41,11 @@ func New(cfg Config) (*intercept.Monitor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	if preemptible() {
+		// blind_linux.go is to make up for it, and is not proved: of two runs of
+		// 4,000,000 calls of TestPreempted one failed, for a reason not yet known.
+		return nil, startError("from Linux 7 on tracing programs are passed by when threads are preempted, and events could be missed", hca.ErrNotSupported, "needs Linux 5.18 to 6.x; use intercept.Auto")
+	}
 	k, err := open(cfg, true)
 	if err != nil {
 		return nil, refused(err)
