@@ -309,3 +309,17 @@ func TestFoundLateClaimOfTheRevived(t *testing.T) {
 	require.Same(t, r, again)
 	again.Release()
 }
+
+// However many Regions were hit since they were last looked at, the sweep drops none
+// of them as unused, although an eviction loses patience.
+func TestFoundSweepOfManyWarm(t *testing.T) {
+	c, _, _ := rig(t, hca.MemOwned, Config{MaxIdle: time.Minute, MaxMerge: 1})
+	const n = maxChances + 100
+	for range 2 { // once to register, once to hit
+		for i := range uint64(n) {
+			mustGet(t, c, at(i*2, 1), 0).Release()
+		}
+	}
+	require.Zero(t, c.sweepOld(c.clock()))
+	require.Equal(t, n, c.sweepOld(c.clock()+1), "nobody hit them after that")
+}

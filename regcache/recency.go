@@ -1,10 +1,5 @@
 package regcache
 
-import (
-	"math"
-	"time"
-)
-
 // recency is the order in which kept Regions were last used, oldest first, as
 // far as it is known: a list that runs through the Regions themselves, so that
 // it costs 16 bytes a Region and no allocation.
@@ -102,35 +97,38 @@ func (c *Cache) orderLocked() {
 const maxChances = 1 << 12
 
 // oldestIdleLocked takes the idle Region that was used longest ago out of the
-// index, dead and claimed; nil if none is idle. Regions in use are parked on
-// the way. Cache.mu is held.
-func (c *Cache) oldestIdleLocked() *Region { return c.idleLocked(math.MaxInt64) }
-
-// idleLocked is oldestIdleLocked for Regions last used before a moment.
-func (c *Cache) idleLocked(before time.Duration) *Region {
-	for chances := 0; ; {
-		oldest := c.recency.oldest
-		if oldest == nil || oldest.used >= before {
-			return nil
-		}
-		r := oldest.of
-		if chances < maxChances && r.warm() {
-			c.lookedAtLocked(r)
-			chances++
-			continue
-		}
-		c.recency.remove(r)
-		if r.killIdle() {
-			r.cold.end = endEvicted
-			c.unpublishLocked(r)
+// index, dead and claimed; nil if none is idle. Cache.mu is held.
+func (c *Cache) oldestIdleLocked() *Region {
+	for looks := 0; c.recency.oldest != nil; looks++ {
+		if r := c.lookAtOldestLocked(looks < maxChances); r != nil {
 			return r
 		}
-		// In use. Its last Release sees parked; one that came before the bit
-		// was set did not, so look again.
-		if w := r.state.Or(stParked); w&stRefs == 0 {
-			c.unparkLocked(r)
-		}
 	}
+	return nil
+}
+
+// lookAtOldestLocked looks at the oldest Region in the list. If it is idle it is
+// taken out of the index, dead and claimed, and answered. If it is in use it is
+// parked, and if it was hit since it was last looked at and chances are given it has
+// its second: then the answer is nil, and another is the oldest. Cache.mu is held.
+func (c *Cache) lookAtOldestLocked(chance bool) *Region {
+	r := c.recency.oldest.of
+	if chance && r.warm() {
+		c.lookedAtLocked(r)
+		return nil
+	}
+	c.recency.remove(r)
+	if r.killIdle() {
+		r.cold.end = endEvicted
+		c.unpublishLocked(r)
+		return r
+	}
+	// In use. Its last Release sees parked; one that came before the bit
+	// was set did not, so look again.
+	if w := r.state.Or(stParked); w&stRefs == 0 {
+		c.unparkLocked(r)
+	}
+	return nil
 }
 
 // unpark brings a Region back that the last Release found parked, and sees to

@@ -127,13 +127,15 @@ func (c *Cache) sweepOld(before time.Duration) int {
 	for more := true; more; {
 		c.mu.Lock()
 		for range sweepBatch {
-			r := c.idleLocked(before)
-			if more = r != nil; !more {
+			oldest := c.recency.oldest
+			if more = oldest != nil && oldest.used < before; !more {
 				break
 			}
-			c.dieLocked(r)
-			c.dead = append(c.dead, r)
-			n++
+			if r := c.lookAtOldestLocked(true); r != nil {
+				c.dieLocked(r)
+				c.dead = append(c.dead, r)
+				n++
+			}
 		}
 		c.mu.Unlock()
 	}

@@ -62,7 +62,6 @@ var (
 	memfd    = eventtest.Memfd
 	shm      = eventtest.Shm
 	peek     = eventtest.Peek
-	poke     = eventtest.Poke
 )
 
 const (
