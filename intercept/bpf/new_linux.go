@@ -46,7 +46,9 @@ func New(cfg Config) (*intercept.Monitor, error) {
 		// 4,000,000 calls of TestPreempted one failed, for a reason not yet known.
 		return nil, startError("from Linux 7 on tracing programs are passed by when threads are preempted, and events could be missed", hca.ErrNotSupported, "needs Linux 5.18 to 6.x; use intercept.Auto")
 	}
-	k, err := open(cfg, true)
+	// Where nothing preempts a program there is nothing to look after, and who
+	// switches tasks need not pay for it.
+	k, err := open(cfg, preemptible())
 	if err != nil {
 		return nil, refused(err)
 	}
@@ -63,8 +65,7 @@ func New(cfg Config) (*intercept.Monitor, error) {
 }
 
 // preemptible reports whether a program can be preempted, so that other calls
-// on the same processor are passed by: see blind_linux.go, which reckons with it
-// in any case. Here it only decides how often the programs are loaded.
+// on the same processor are passed by: see blind_linux.go.
 func preemptible() bool {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -75,8 +76,8 @@ func preemptible() bool {
 	return n != 1 || err != nil || major >= 7
 }
 
-// open loads and attaches everything; without guard, which only a test does,
-// each program once, and nobody looks after blind processors.
+// open loads and attaches everything; without guard each program once, and nobody
+// looks after blind processors.
 func open(cfg Config, guard bool) (k *kernel, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
