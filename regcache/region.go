@@ -43,6 +43,10 @@ type cold struct {
 	why     hca.Unkept
 	end     end  // why it left look-up
 	revoked bool // claimed while in use, because it was exported
+	// A Region is allocated in 64 bytes and this in 80, so they lie in different
+	// pages, and those of the Regions hold little else: with many Regions a hit
+	// takes half as long as it does if the two alternate (docs/performance.md).
+	_ [8]byte
 }
 
 // check is what a hit on a Region has to prove.
