@@ -1,6 +1,7 @@
 package odpbackend_test
 
 import (
+	"errors"
 	"runtime"
 	"testing"
 	"time"
@@ -64,11 +65,15 @@ func newHouse(t *testing.T, mode odpbackend.Mode, cfg regcache.Config) *house {
 	t.Cleanup(func() { require.NoError(t, h.cache.Close()) })
 
 	// Address space far from where the kernel puts what does not say where it
-	// wants to be.
-	p, err := unix.MmapPtr(-1, 0, ptr(free), space, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED_NOREPLACE)
+	// wants to be; what lies there by chance is passed over.
+	at := uint64(free)
+	p, err := unix.MmapPtr(-1, 0, ptr(at), space, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED_NOREPLACE)
+	for ; errors.Is(err, unix.EEXIST) && at < free+16*space; at += space {
+		p, err = unix.MmapPtr(-1, 0, ptr(at+space), space, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED_NOREPLACE)
+	}
 	require.NoError(t, err)
 	require.NoError(t, unix.MunmapPtr(p, space))
-	h.base = free + windowSize
+	h.base = at + windowSize
 	return h
 }
 
