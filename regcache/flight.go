@@ -340,7 +340,7 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 		if f.touched && (r.check != checkNothing || f.owner) {
 			return hca.UnkeptUnsettled, false
 		}
-		if r.check == checkNothing || c.quietLocked(r) {
+		if r.check == checkNothing || c.quiet(r) {
 			break
 		}
 		if try == maxTries {
@@ -356,14 +356,6 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	c.index.insert(r)
 	c.recency.add(r)
 	return hca.KeptAllRight, true
-}
-
-// quietLocked is the proof of a hit, under the lock: everything counted has been
-// applied, nothing is under way, and nothing was counted meanwhile.
-func (c *Cache) quietLocked(r *Region) bool {
-	w := &c.words[r.word]
-	g := w.counter.Load()
-	return g == w.applied.Load() && (r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && w.counter.Load() == g
 }
 
 // dropRedundantLocked takes out what the new Region r does better: Regions

@@ -138,25 +138,33 @@ func (c *Cache) hit(addr, end uint64, a hca.Access, limit int) *Region {
 }
 
 // proved is steps 3 to 6 for a Region whose reference has been taken: it reports
-// whether the caller has it, and gives the reference back if not.
+// whether the caller has it, and gives the reference back if not. Step 4 is done
+// last: what is not dead then was not dead before.
 func (c *Cache) proved(r *Region) bool {
-	w := &c.words[r.word]
-	g := w.counter.Load()
-	settled := g == w.applied.Load()
+	var ok bool
+	switch {
+	case r.check == checkNothing:
+		ok = true
+	case c.omit != 0:
+		ok = c.quietOmitting(r)
+	default:
+		ok = c.quiet(r)
+	}
 	if s := r.state.Load(); s&stHitRare != 0 && !c.hitRare(r, s) {
 		return false
-	}
-	if r.check == checkNothing {
-		return true
-	}
-	ok := settled && (r.check == checkCounter || !c.monitor.UnderWay(r.domains) && w.counter.Load() == g)
-	if c.omit != 0 {
-		ok = c.provedOmitting(r, g, settled)
 	}
 	if !ok {
 		c.undoHit(r)
 	}
 	return ok
+}
+
+// quiet is steps 3, 5 and 6 for memory that can go away: everything counted has
+// been applied, nothing is under way, and nothing was counted meanwhile.
+func (c *Cache) quiet(r *Region) bool {
+	w := &c.words[r.word]
+	g := w.counter.Load()
+	return g == w.applied.Load() && (r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && w.counter.Load() == g
 }
 
 // hitRare takes care of what a hit finds in the state word now and then, and
@@ -210,10 +218,11 @@ const (
 	omitSecondLook
 )
 
-// provedOmitting is steps 5 and 6 without the parts that a test has left out.
-func (c *Cache) provedOmitting(r *Region, g uint64, settled bool) bool {
+// quietOmitting is quiet without the parts that a test has left out.
+func (c *Cache) quietOmitting(r *Region) bool {
 	w := &c.words[r.word]
-	ok := settled || c.omit&omitApplied != 0 ||
+	g := w.counter.Load()
+	ok := g == w.applied.Load() || c.omit&omitApplied != 0 ||
 		c.omit&omitParity != 0 && g&^hca.Unsettled == w.applied.Load()
 	ok = ok && (r.check == checkCounter || c.omit&omitProbe != 0 || !c.monitor.UnderWay(r.domains))
 	return ok && (c.omit&omitSecondLook != 0 || w.counter.Load() == g ||

@@ -111,15 +111,12 @@ func (v *View) lookFurther(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Reg
 			continue
 		}
 		r := s.r
-		w := &c.words[r.word]
-		g := w.counter.Load()
-		settled := g == w.applied.Load()
+		quiet := r.check == checkNothing || c.omit == 0 && c.quiet(r)
 		if r.state.Load()&stDead != 0 {
 			v.empty(s)
 			continue
 		}
-		if r.check == checkNothing || settled && c.omit == 0 &&
-			(r.check == checkCounter || !c.monitor.UnderWay(r.domains)) && w.counter.Load() == g {
+		if quiet {
 			v.last = i
 			s.out++
 			v.hits++
