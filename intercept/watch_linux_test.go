@@ -78,6 +78,53 @@ func TestWatch_Hole(t *testing.T) {
 	})
 }
 
+// raceWith is another thread that does something once in each round, at moments
+// that vary from round to round. One goroutine uses it.
+type raceWith struct {
+	rounds     int64        // begun
+	turn, done atomic.Int64 // rounds begun, and ended by the other thread; turn negative: the end
+	wg         sync.WaitGroup
+}
+
+func newRace(do func()) *raceWith {
+	r := &raceWith{}
+	r.wg.Go(func() {
+		runtime.LockOSThread()
+		for round := int64(1); ; round++ {
+			now := r.turn.Load()
+			for ; now >= 0 && now < round; now = r.turn.Load() {
+				yield()
+			}
+			if now < 0 {
+				return
+			}
+			for range round % 64 * 16 { // now here, now there
+				r.done.Load()
+			}
+			do()
+			r.done.Store(round)
+		}
+	})
+	return r
+}
+
+// begin lets the other thread do it, and end waits until it has.
+func (r *raceWith) begin() {
+	r.rounds++
+	r.turn.Store(r.rounds)
+}
+
+func (r *raceWith) end() {
+	for r.done.Load() < r.rounds {
+		yield()
+	}
+}
+
+func (r *raceWith) stop() {
+	r.turn.Store(-1)
+	r.wg.Wait()
+}
+
 // A hole that opens and closes again while the mapping around it is being
 // watched for the first time, so that nobody reports it: what comes into the
 // hole is not watched. Whenever Watch says foreign and the checks that it asks
@@ -88,33 +135,14 @@ func TestWatch_HoleRace(t *testing.T) {
 		a := memory(t, 8)
 		hole := part(a, 3, 1)
 		runtime.GOMAXPROCS(8) // who spins must not keep the monitor's goroutines from running
-		var turn atomic.Int64 // rounds begun; negative: the end
-		var done atomic.Int64 // rounds that the other thread has ended
-		var wg sync.WaitGroup
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			runtime.LockOSThread()
-			for round := int64(1); ; round++ {
-				now := turn.Load()
-				for ; now >= 0 && now < round; now = turn.Load() {
-					yield()
-				}
-				if now < 0 {
-					return
-				}
-				for range round % 64 * 16 { // now here, now there
-					done.Load()
-				}
-				rawMunmap(hole.Addr, uintptr(hole.Len))
-				if _, err := rawMmap(hole.Addr, uintptr(hole.Len), rw, private|unix.MAP_FIXED_NOREPLACE, -1, 0); err != nil {
-					panic(err)
-				}
-				done.Store(round)
+		race := newRace(func() {
+			rawMunmap(hole.Addr, uintptr(hole.Len))
+			if _, err := rawMmap(hole.Addr, uintptr(hole.Len), rw, private|unix.MAP_FIXED_NOREPLACE, -1, 0); err != nil {
+				panic(err)
 			}
-		}()
+		})
 		runtime.LockOSThread()
-		claims, round := 0, int64(0)
+		claims := 0
 		for began := time.Now(); time.Since(began) < 3*time.Second; {
 			if claims > 100 && m.Stats().Changed > 20 {
 				break
@@ -123,20 +151,16 @@ func TestWatch_HoleRace(t *testing.T) {
 			require.NoError(t, err)
 			m.kernel.catchUp()
 			g := settle(t, m)
-			round++
-			turn.Store(round)
+			race.begin()
 			w := m.Watch(a)
-			for done.Load() < round {
-				yield()
-			}
+			race.end()
 			if w.Kind == hca.MemForeign && !m.UnderWay(w.Domains) && m.counter.Load() == g {
 				claims++
 				require.True(t, armed(t, a), "said to be watched throughout, nothing happened since, and it is not")
 			}
 		}
-		turn.Store(-1)
-		wg.Wait()
-		t.Logf("%d rounds, %d times watched throughout, %d times a hole came in between", round, claims, m.Stats().Changed)
+		race.stop()
+		t.Logf("%d rounds, %d times watched throughout, %d times a hole came in between", race.rounds, claims, m.Stats().Changed)
 	})
 }
 
@@ -334,50 +358,27 @@ func TestWatch_NeighbourRace(t *testing.T) {
 		space, to := area(t, 16), area(t, 16)
 		a := part(space, 4, 8)
 		theirs := part(space, 10, 4) // across the end of a
-		var turn, done atomic.Int64  // rounds begun, and ended by the neighbour; negative: the end
-		var wg sync.WaitGroup
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			runtime.LockOSThread()
-			for round := int64(1); ; round++ {
-				now := turn.Load()
-				for ; now >= 0 && now < round; now = turn.Load() {
-					yield()
-				}
-				if now < 0 {
-					return
-				}
-				for range round % 64 * 16 { // now here, now there
-					done.Load()
-				}
-				if _, err := rawMmap(theirs.Addr, uintptr(theirs.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
-					panic(err)
-				}
-				done.Store(round)
+		race := newRace(func() {
+			if _, err := rawMmap(theirs.Addr, uintptr(theirs.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
+				panic(err)
 			}
-		}()
+		})
 		runtime.LockOSThread()
-		var rounds int64
-		for began := time.Now(); rounds < 20_000 && m.kernel.rejoined < 20 && time.Since(began) < 3*time.Second; {
+		for began := time.Now(); race.rounds < 20_000 && m.kernel.rejoined < 20 && time.Since(began) < 3*time.Second; {
 			for _, r := range []hca.Range{space, to} {
 				_, err := rawMmap(r.Addr, uintptr(r.Len), unix.PROT_NONE, shared|unix.MAP_FIXED, -1, 0)
 				require.NoError(t, err)
 			}
 			mapAt(t, a, private, -1)
 			m.kernel.catchUp()
-			rounds++
-			turn.Store(rounds)
+			race.begin()
 			m.Watch(a)
-			for done.Load() < rounds {
-				yield()
-			}
+			race.end()
 			_, err := rawMremap(theirs.Addr, uintptr(theirs.Len), uintptr(theirs.Len), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Addr)
-			require.NoError(t, err, "round %d: the neighbour's mapping was left cut", rounds)
+			require.NoError(t, err, "round %d: the neighbour's mapping was left cut", race.rounds)
 		}
-		turn.Store(-1)
-		wg.Wait()
-		t.Logf("%d rounds, cut and made whole again %d times", rounds, m.kernel.rejoined)
+		race.stop()
+		t.Logf("%d rounds, cut and made whole again %d times", race.rounds, m.kernel.rejoined)
 	})
 }
 

@@ -57,6 +57,20 @@ func DrawBits(t *rapid.T, n int) uint8 {
 	return x
 }
 
+// Spread has each kind of step as often as often says, to be drawn by a number
+// below places.
+func Spread[K ~uint8](often map[K]int, kinds K, places int) (w []K) {
+	for k := range kinds {
+		for range often[k] {
+			w = append(w, k)
+		}
+	}
+	if len(w) != places {
+		panic(fmt.Sprintf("%d kinds for %d places", len(w), places))
+	}
+	return w
+}
+
 // DrawNumbers draws those of a step.
 func DrawNumbers(t *rapid.T) (n Numbers) {
 	for i := range n {

@@ -60,22 +60,9 @@ func (s modelStep) String() string {
 }
 
 // modelWeights are the kinds, each as often as it is to come; a power of two.
-var modelWeights = func() (w [64]modelStepKind) {
-	often := map[modelStepKind]int{stGet: 12, stGetBytes: 3, stRelease: 6, stBatch: 2, stList: 2, stView: 6, stViewBytes: 1, stViewRelease: 4,
-		stViewDrop: 1, stViewClose: 1, stPost: 3, stPostBytes: 1, stPostHeld: 1, stPoll: 2, stQueueClose: 1, stEvent: 4, stPlan: 3, stPlanDrop: 1, stUnderWay: 1,
-		stTrim: 1, stFlush: 1, stInvalidate: 1, stSnapshot: 1, stBadInput: 1, stReleaseTwice: 1, stClose: 2, stReopen: 1}
-	at := 0
-	for k := stNothing; k < stepKinds; k++ {
-		for range often[k] {
-			w[at] = k
-			at++
-		}
-	}
-	if at != len(w) {
-		panic(fmt.Sprintf("%d kinds for %d places", at, len(w)))
-	}
-	return w
-}()
+var modelWeights = Spread(map[modelStepKind]int{stGet: 12, stGetBytes: 3, stRelease: 6, stBatch: 2, stList: 2, stView: 6, stViewBytes: 1, stViewRelease: 4,
+	stViewDrop: 1, stViewClose: 1, stPost: 3, stPostBytes: 1, stPostHeld: 1, stPoll: 2, stQueueClose: 1, stEvent: 4, stPlan: 3, stPlanDrop: 1, stUnderWay: 1,
+	stTrim: 1, stFlush: 1, stInvalidate: 1, stSnapshot: 1, stBadInput: 1, stReleaseTwice: 1, stClose: 2, stReopen: 1}, stepKinds, 1<<6)
 
 func drawModelStep(t *rapid.T) modelStep {
 	k, n := modelWeights[DrawBits(t, 6)], DrawNumbers(t)

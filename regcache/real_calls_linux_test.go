@@ -34,49 +34,39 @@ func (b *quietBackend) Deregister(*hca.MR) error { return nil }
 // The ways to hit. Each does calledHits of them.
 const calledHits = 24
 
+func hitEach(from interface {
+	Get(hca.Range, hca.Access) (*regcache.Region, error)
+	GetBytes([]byte, hca.Access) (*regcache.Region, error)
+}, mem []byte, held bool, release func(*regcache.Region)) {
+	for i := range calledHits {
+		b := mem[i%4*page : i%4*page+page]
+		var r *regcache.Region
+		var err error
+		if held {
+			r, err = from.GetBytes(b, hca.LocalWrite)
+		} else {
+			r, err = from.Get(hca.RangeOf(b), hca.LocalWrite)
+		}
+		if err != nil {
+			panic(err)
+		}
+		release(r)
+	}
+}
+
 var waysToHit = []struct {
 	name  string
 	batch bool // one probe for all of them
 	hits  func(t *testing.T, c *regcache.Cache, mem []byte, held bool) func()
 }{
 	{name: "Get", hits: func(t *testing.T, c *regcache.Cache, mem []byte, held bool) func() {
-		return func() {
-			for i := range calledHits {
-				b := mem[i%4*page : i%4*page+page]
-				var r *regcache.Region
-				var err error
-				if held {
-					r, err = c.GetBytes(b, hca.LocalWrite)
-				} else {
-					r, err = c.Get(hca.RangeOf(b), hca.LocalWrite)
-				}
-				if err != nil {
-					panic(err)
-				}
-				r.Release()
-			}
-		}
+		return func() { hitEach(c, mem, held, (*regcache.Region).Release) }
 	}},
 	{name: "View", hits: func(t *testing.T, c *regcache.Cache, mem []byte, held bool) func() {
 		v, err := c.NewView("view")
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, v.Close()) })
-		return func() {
-			for i := range calledHits {
-				b := mem[i%4*page : i%4*page+page]
-				var r *regcache.Region
-				var err error
-				if held {
-					r, err = v.GetBytes(b, hca.LocalWrite)
-				} else {
-					r, err = v.Get(hca.RangeOf(b), hca.LocalWrite)
-				}
-				if err != nil {
-					panic(err)
-				}
-				v.Release(r)
-			}
-		}
+		return func() { hitEach(v, mem, held, v.Release) }
 	}},
 	{name: "GetBatch", batch: true, hits: func(t *testing.T, c *regcache.Cache, mem []byte, held bool) func() {
 		gs, out := make([]hca.Range, calledHits), make([]*regcache.Region, calledHits)

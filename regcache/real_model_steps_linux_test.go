@@ -86,24 +86,11 @@ func (o op) String() string {
 }
 
 // weighted are the kinds, each as often as it is to come; a power of two.
-var weighted = func() (w [128]opKind) {
-	often := map[opKind]int{opMap: 12, opMapOver: 4, opUnmap: 5, opMove: 3, opMoveOver: 3, opShrink: 2, opGrow: 2, opDontNeed: 4, opRemove: 2,
-		opFree: 2, opGuard: 1, opHarmless: 1, opProtect: 2, opSettled: 3, opBreak: 2, opUseBreak: 4, opCommons: 8, opWrite: 2, opUse: 8, opUseAgain: 10, opRow: 2,
-		opHold: 3, opUseHeld: 4, opRelease: 4, opBatch: 2, opList: 2, opView: 5, opViewHold: 2, opViewDrop: 1, opViewClose: 1, opPost: 3, opPoll: 2,
-		opWait: 2, opCancel: 1, opQueueClose: 1, opHeapNew: 2, opHeapUse: 3, opHeapRange: 1, opGC: 1, opTrim: 1, opFlush: 1, opInvalidate: 1, opSweep: 1,
-		opClose: 1, opAdopt: 1}
-	at := 0
-	for k := opNothing; k < opKinds; k++ {
-		for range often[k] {
-			w[at] = k
-			at++
-		}
-	}
-	if at != len(w) {
-		panic(fmt.Sprintf("%d kinds for %d places", at, len(w)))
-	}
-	return w
-}()
+var weighted = regcache.Spread(map[opKind]int{opMap: 12, opMapOver: 4, opUnmap: 5, opMove: 3, opMoveOver: 3, opShrink: 2, opGrow: 2, opDontNeed: 4, opRemove: 2,
+	opFree: 2, opGuard: 1, opHarmless: 1, opProtect: 2, opSettled: 3, opBreak: 2, opUseBreak: 4, opCommons: 8, opWrite: 2, opUse: 8, opUseAgain: 10, opRow: 2,
+	opHold: 3, opUseHeld: 4, opRelease: 4, opBatch: 2, opList: 2, opView: 5, opViewHold: 2, opViewDrop: 1, opViewClose: 1, opPost: 3, opPoll: 2,
+	opWait: 2, opCancel: 1, opQueueClose: 1, opHeapNew: 2, opHeapUse: 3, opHeapRange: 1, opGC: 1, opTrim: 1, opFlush: 1, opInvalidate: 1, opSweep: 1,
+	opClose: 1, opAdopt: 1}, opKinds, 1<<7)
 
 func drawOp(t *rapid.T) op {
 	k, n := weighted[regcache.DrawBits(t, 7)], regcache.DrawNumbers(t)
