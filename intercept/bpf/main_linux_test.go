@@ -37,13 +37,14 @@ func start(t *testing.T, cfg Config) *intercept.Monitor {
 	return m
 }
 
-// inChild runs body in a child process with a monitor on bpf.
+// inChild runs body in a child process with a monitor on bpf, which is closed at
+// the end, also of a body that skips.
 func inChild(t *testing.T, body func(t *testing.T, m *intercept.Monitor)) {
 	t.Helper()
 	childtest.Run(t, patience, fastExit, func(t *testing.T) {
 		m := start(t, Config{})
+		t.Cleanup(func() { require.NoError(t, m.Close()) })
 		body(t, m)
-		require.NoError(t, m.Close())
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,11 +19,28 @@ import (
 
 const marker = "HOLDFAST_CHILD_TEST"
 
+// patienceVar says how many times longer than usual a child may take: for
+// machines that are known to be slow, as emulated ones are.
+const patienceVar = "HOLDFAST_TEST_PATIENCE"
+
+func patience(t *testing.T) time.Duration {
+	s := os.Getenv(patienceVar)
+	if s == "" {
+		return 1
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		t.Fatalf("childtest: %s is %q, not a number from 1 on", patienceVar, s)
+	}
+	return time.Duration(n)
+}
+
 // Run runs body in a child process: the test binary once more, with only this
 // test. The child fails this test if it fails, and if it is not done within
 // limit: it is then sent SIGQUIT, which makes the Go runtime print every
-// stack, and killed if that does not end it. env is added to the child's
-// environment ("GOMAXPROCS=1"). A body that skips, skips the test.
+// stack, and killed if that does not end it. HOLDFAST_TEST_PATIENCE in the
+// environment multiplies limit. env is added to the child's environment
+// ("GOMAXPROCS=1"). A body that skips, skips the test.
 //
 // What the caller does before Run is done in both processes: it should do
 // nothing but decide whether to skip.
@@ -54,6 +72,7 @@ func run(t *testing.T, limit time.Duration, env []string, files []*os.File) stri
 	for i, p := range parts {
 		parts[i] = "^" + p + "$"
 	}
+	limit *= patience(t)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, "-test.run="+strings.Join(parts, "/"), "-test.v=true", "-test.count=1")
