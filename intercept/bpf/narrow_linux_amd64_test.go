@@ -1,11 +1,9 @@
 package bpf
 
 import (
-	"encoding/binary"
 	"os"
 	"os/exec"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -18,18 +16,13 @@ import (
 // bits, with numbers and registers of its own, and ignores what it answers.
 func narrowCall(t *testing.T, number, first, second uint32) func() {
 	t.Helper()
-	imm := func(op byte, v uint32) []byte { return binary.LittleEndian.AppendUint32([]byte{op}, v) }
-	code := []byte{0x53}                        // push rbx
-	code = append(code, imm(0xb8, number)...)   // mov eax, number
-	code = append(code, imm(0xbb, first)...)    // mov ebx, first
-	code = append(code, imm(0xb9, second)...)   // mov ecx, second
-	code = append(code, 0xcd, 0x80, 0x5b, 0xc3) // int 0x80; pop rbx; ret
-	at := mmap(t, 0, pageSize, rw, unix.MAP_SHARED|unix.MAP_ANONYMOUS, -1)
-	page := bytesOf(hca.Range{Addr: at, Len: pageSize})
-	copy(page, code)
-	require.NoError(t, unix.Mprotect(page, unix.PROT_READ|unix.PROT_EXEC))
-	entry := &at // what a function value points to begins with its code
-	return *(*func())(unsafe.Pointer(&entry))
+	call := code{0x53}. // push rbx
+				imm32(number, 0xb8).          // mov eax, number
+				imm32(first, 0xbb).           // mov ebx, first
+				imm32(second, 0xb9).          // mov ecx, second
+				then(0xcd, 0x80, 0x5b, 0xc3). // int 0x80; pop rbx; ret
+				function(t)
+	return func() { call() }
 }
 
 // A system call of 32 bits from a process of 64 is taken for one that may have

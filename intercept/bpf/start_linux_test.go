@@ -5,15 +5,19 @@ package bpf
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -94,33 +98,108 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// programs counts what of ours the kernel has loaded.
-func programs(t *testing.T) (n int) {
+// objects are programs, links and maps, by kind and number.
+type objects map[string][]uint32
+
+// objectsOf are those that a process has descriptors of.
+func objectsOf(t *testing.T, pid int) objects {
 	t.Helper()
-	for id, err := ebpf.ProgramGetNextID(0); ; id, err = ebpf.ProgramGetNextID(id) {
+	all := objects{}
+	dir := fmt.Sprintf("/proc/%d/fdinfo/", pid)
+	fds, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, fd := range fds {
+		text, err := os.ReadFile(dir + fd.Name())
 		if errors.Is(err, os.ErrNotExist) {
-			return n
+			continue // the directory's own, or closed meanwhile
 		}
 		require.NoError(t, err)
-		p, err := ebpf.NewProgramFromID(id)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // gone meanwhile
+		id := map[string]uint32{}
+		for line := range strings.Lines(string(text)) {
+			kind, number, _ := strings.Cut(line, "_id:")
+			if n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 32); err == nil {
+				id[kind] = uint32(n)
+			}
 		}
-		require.NoError(t, err)
-		info, err := p.Info()
-		require.NoError(t, err)
-		require.NoError(t, p.Close())
-		if strings.HasPrefix(info.Name, "holdfast_") {
-			n++
+		if _, is := id["link"]; is {
+			delete(id, "prog") // a link names its program
+		}
+		for _, kind := range []string{"prog", "link", "map"} {
+			if n, is := id[kind]; is {
+				all[kind] = append(all[kind], n)
+			}
 		}
 	}
+	return all
+}
+
+// without leaves the others away.
+func (o objects) without(others objects) objects {
+	rest := objects{}
+	for kind, numbers := range o {
+		for _, n := range numbers {
+			if !slices.Contains(others[kind], n) {
+				rest[kind] = append(rest[kind], n)
+			}
+		}
+	}
+	return rest
+}
+
+// living are those that the kernel still has, whoever holds them: a descriptor of
+// another process, or a file that they are pinned to.
+func (o objects) living(t *testing.T) objects {
+	t.Helper()
+	open := map[string]func(id uint32) (io.Closer, error){
+		"prog": func(id uint32) (io.Closer, error) { return ebpf.NewProgramFromID(ebpf.ProgramID(id)) },
+		"link": func(id uint32) (io.Closer, error) { return link.NewFromID(link.ID(id)) },
+		"map":  func(id uint32) (io.Closer, error) { return ebpf.NewMapFromID(ebpf.MapID(id)) },
+	}
+	rest := objects{}
+	for kind, numbers := range o {
+		for _, n := range numbers {
+			it, err := open[kind](n)
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			require.NoError(t, err)
+			require.NoError(t, it.Close())
+			rest[kind] = append(rest[kind], n)
+		}
+	}
+	return rest
+}
+
+// end waits until the kernel has none of them any more. It frees them some time
+// after the last that held them let go, and does not tell when.
+func (o objects) end(t *testing.T) {
+	t.Helper()
+	var left objects
+	defer func() {
+		if t.Failed() {
+			t.Logf("left in the kernel: %v", left)
+		}
+	}()
+	require.Eventually(t, func() bool { left = o.living(t); return len(left) == 0 }, 20*time.Second, time.Millisecond)
+}
+
+// complete insists that these are what a monitor has.
+func (o objects) complete(t *testing.T) {
+	t.Helper()
+	require.GreaterOrEqual(t, len(o["prog"]), 2, "%v", o)
+	require.Len(t, o["link"], len(o["prog"]))
+	require.Len(t, o["map"], 3)
+	require.Equal(t, o, o.living(t))
 }
 
 func TestClose(t *testing.T) {
 	childtest.Run(t, patience, fastExit, func(t *testing.T) {
 		require.NoError(t, start(t, Config{}).Close())
 		before := descriptors(t)
+		foreign := objectsOf(t, os.Getpid())
 		m := start(t, Config{})
+		ours := objectsOf(t, os.Getpid()).without(foreign)
+		ours.complete(t)
 		counter := m.Counter()
 		f, err := m.Subscribe(nil)
 		require.NoError(t, err)
@@ -139,6 +218,15 @@ func TestClose(t *testing.T) {
 			require.NotContains(t, buf[:n], hca.Event{Range: a, Cause: hca.CauseUnmap})
 		}
 		require.Contains(t, m.String(), "closed")
+		// Nothing is left in the kernel but the one block, which goes with the
+		// monitor: the counter may be read until then.
+		require.Eventually(t, func() bool {
+			left := ours.living(t)
+			return len(left) == 1 && len(left["map"]) == 1
+		}, 20*time.Second, time.Millisecond)
+		runtime.KeepAlive(m)
+		m, f, counter = nil, nil, nil
+		require.Eventually(t, func() bool { runtime.GC(); return len(ours.living(t)) == 0 }, 20*time.Second, time.Millisecond)
 	})
 }
 
@@ -196,10 +284,9 @@ func TestKilled(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	require.True(t, ready(out), "the other process got no monitor")
-	with := programs(t)
-	require.GreaterOrEqual(t, with, 2)
+	its := objectsOf(t, cmd.Process.Pid)
+	its.complete(t)
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
-	// The kernel frees them some time after the process has ended.
-	require.Eventually(t, func() bool { return programs(t) <= with-2 }, 10*time.Second, time.Millisecond)
+	its.end(t)
 }
