@@ -38,7 +38,6 @@ type Cache struct {
 	events    [64]hca.Event         // guarded by mu: scratch for the feed
 	scratch   []*Region             // guarded by mu: scratch for look-ups of overlap
 	recency   recency               // guarded by mu
-	flights   map[hca.Range]*flight // guarded by mu: registrations under way that others may join
 	flying    []*flight             // guarded by mu: all registrations under way that may be published
 	spare     *flight               // guarded by mu: to be used again
 	loose     map[*Region]struct{}  // guarded by mu: registered, in use, out of the index
@@ -94,7 +93,7 @@ func New(b Backend, cfg Config) (*Cache, error) {
 	c := &Cache{
 		backend: b, info: info, cfg: cfg, monitor: cfg.Monitor,
 		made: time.Now(), reap: make(chan struct{}, 1), pressure: make(chan struct{}, 1), stop: make(chan struct{}),
-		flights: map[hca.Range]*flight{}, loose: map[*Region]struct{}{}, exports: map[*Region][]*Export{}, views: map[*View]struct{}{},
+		loose: map[*Region]struct{}{}, exports: map[*Region][]*Export{}, views: map[*View]struct{}{},
 	}
 	c.gone = sync.NewCond(&c.mu)
 	c.index.init()

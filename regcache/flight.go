@@ -28,9 +28,10 @@ import (
 type flight struct {
 	reg    hca.Range      // what the caller asked for, in whole pages as a rule
 	access hca.Access     // what the caller asked for
+	union  hca.Access     // that, and what others have of the same range: see lookLocked
 	held   unsafe.Pointer // Go heap memory to keep alive, or nil
 	once   hca.Unkept     // a reason known beforehand not to keep it
-	shared bool           // others may join: it stands in Cache.flights
+	shared bool           // others may join: see sharedLocked
 	err    error          // set before done is closed
 
 	// guarded by Cache.mu
@@ -61,9 +62,6 @@ func (c *Cache) flyLocked(as flight) (*Region, error) {
 	c.count.misses++
 	f.at = len(c.flying)
 	c.flying = append(c.flying, f)
-	if f.shared {
-		c.flights[f.reg] = f
-	}
 	r, err := c.tryPlansLocked(f)
 	last := len(c.flying) - 1
 	moved := c.flying[last]
@@ -82,24 +80,28 @@ func (c *Cache) flyLocked(as flight) (*Region, error) {
 	return r, err
 }
 
+// sharedLocked is the registration of reg under way that others may join, nil if
+// there is none. Those under way are as many as there are Gets that miss at this
+// moment, few as a rule, so they are looked through: a map of them costs each miss
+// more. Cache.mu is held.
+func (c *Cache) sharedLocked(reg hca.Range) *flight {
+	for _, f := range c.flying {
+		if f.shared && f.reg == reg {
+			return f
+		}
+	}
+	return nil
+}
+
 // unshareLocked lets those go who wait for the flight, to look for themselves.
 // Cache.mu is held.
 func (c *Cache) unshareLocked(f *flight) {
 	if f.shared {
 		f.shared = false
-		delete(c.flights, f.reg)
 		if f.done != nil {
 			close(f.done)
 		}
 	}
-}
-
-// unionLocked is a plus what the Regions that cover g allow: so that two users
-// who want different things of the same range end up with one registration that
-// serves both.
-func (c *Cache) unionLocked(g hca.Range, a hca.Access) hca.Access {
-	c.index.findAll(g, func(r *Region) bool { a |= r.access; return true })
-	return a &^ hca.OnDemand
 }
 
 // plan is one way to register for a flight: which range, for which access.
@@ -120,7 +122,7 @@ func (c *Cache) tryPlansLocked(f *flight) (*Region, error) {
 	if f.once != hca.KeptAllRight {
 		return c.attempt(f, exact)
 	}
-	union := plan{reg: f.reg, access: c.unionLocked(f.reg, f.access)}
+	union := plan{reg: f.reg, access: f.union}
 	if f.held == nil && c.monitor != nil {
 		if reg, access, ok := c.mergeLocked(f.reg, union.access); ok {
 			if r, err := c.attempt(f, plan{reg: reg, access: access, merge: true}); r != nil && err == nil {
@@ -253,7 +255,6 @@ func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 			err = c.refuseShort(g, a, mr)
 		}
 		c.mu.Lock()
-		c.countUndoLocked(g, err)
 		if err == nil {
 			c.count.registrations++
 			if c.log.debug {
@@ -261,6 +262,7 @@ func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 			}
 			return mr, fits, nil
 		}
+		c.countUndoLocked(g, err)
 		if p.last && (errors.Is(err, hca.ErrNoMemory) || errors.Is(err, hca.ErrNoKeys)) {
 			c.applyLocked()
 			if victims = c.reclaimLocked(bytes); len(victims) > 0 {
@@ -311,10 +313,11 @@ func (c *Cache) pinnedBytes(g hca.Range) uint64 {
 
 // newRegion makes the Region of a registration, held by the caller.
 func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Region {
+	now := c.clock()
 	r := &Region{
 		start: g.Addr, end: g.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
 		domains: w.Domains, kind: w.Kind, word: c.wordLocked(w), cache: c,
-		cold: &cold{mr: mr, keep: f.held, born: tickOf(c.clock())},
+		cold: &cold{mr: mr, keep: f.held, born: tickOf(now), used: now},
 	}
 	r.cold.of = r
 	switch {
@@ -352,7 +355,7 @@ func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
 	}
 	c.dropRedundantLocked(r)
 	r.state.Store(stRef | stCold | r.probeBit())
-	r.cold.inIndex, r.cold.used = true, c.clock()
+	r.cold.inIndex = true
 	c.index.insert(r)
 	c.recency.add(r)
 	return hca.KeptAllRight, true

@@ -99,7 +99,8 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 	joined := 0
 	for try := 0; ; try++ {
 		c.applyLocked()
-		if c.index.findLocked(g, a) != nil {
+		union, found := c.lookLocked(g, reg, a)
+		if found {
 			c.mu.Unlock() // hit may have to give a Region back, which locks
 			r := c.hit(g.Addr, g.End(), a, math.MaxInt)
 			if r == nil {
@@ -115,9 +116,9 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 			}
 			continue
 		}
-		f := c.flights[reg]
+		f := c.sharedLocked(reg)
 		if f == nil || !f.access.Has(a) || joined == 2 {
-			return c.flyLocked(flight{reg: reg, access: a, held: held, shared: f == nil && c.keepable(held)})
+			return c.flyLocked(flight{reg: reg, access: a, union: union, held: held, shared: f == nil && c.keepable(held)})
 		}
 		// Somebody registers the same range. What he makes is taken by looking
 		// it up like anybody's, with all the checks; if it cannot be kept it is
@@ -136,6 +137,23 @@ func (c *Cache) getLocked(g hca.Range, a hca.Access, held unsafe.Pointer) (*Regi
 			return nil, f.err
 		}
 	}
+}
+
+// lookLocked reports whether a Region covers g with at least the access a. If none
+// does, union is a plus what the Regions that cover all of reg allow: so that two
+// users who want different things of the same range end up with one registration
+// that serves both. Whatever covers reg covers g, so one look at the index finds
+// both. Cache.mu is held.
+func (c *Cache) lookLocked(g, reg hca.Range, a hca.Access) (union hca.Access, found bool) {
+	union = a
+	c.index.findAll(g, func(r *Region) bool {
+		found = r.access.Has(a)
+		if r.Range().Contains(reg) {
+			union |= r.access
+		}
+		return !found
+	})
+	return union &^ hca.OnDemand, found
 }
 
 // keepable reports whether a registration could be kept at all.
