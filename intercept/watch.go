@@ -11,7 +11,7 @@ import "example.com/holdfast/hca"
 // the 2 MiB around r; later, until an event touches it, no system call.
 //
 // What a caller must do with the answer. Load the counter, settled, before
-// Watch; register; then believe the registration only if the probe
+// Watch; register; then believe the registration, each time anew, only if the probe
 // (UnderWay of the answered domains) is false, the counter is settled, and no
 // event since that first load touches r. Memory that goes away while Watch
 // runs, or had just gone and was not read yet, is caught by exactly these.

@@ -413,15 +413,26 @@ func TestC12_GoneWhileRegistering(t *testing.T) {
 		require.Zero(t, c.Stats().Registered)
 	})
 	t.Run("still under way", func(t *testing.T) {
-		c, _, m := rig(t, hca.MemForeign, Config{})
-		m.underWay.Store(true)
-		r := mustGet(t, c, at(0, 4), 0)
-		require.Equal(t, hca.UnkeptUnsettled, r.UsedOnce())
-		m.underWay.Store(false)
-		r.Release()
-		r = mustGet(t, c, at(0, 4), 0)
-		require.Equal(t, hca.KeptAllRight, r.UsedOnce())
-		r.Release()
+		for name, took := range map[string]hca.Range{"this": at(1, 1), "other memory": at(50, 1)} {
+			t.Run(name, func(t *testing.T) {
+				c, _, m := rig(t, hca.MemForeign, Config{})
+				m.underWay.Store(true)
+				r := mustGet(t, c, at(0, 4), 0)
+				require.Equal(t, hca.KeptAllRight, r.UsedOnce())
+				other := mustGet(t, c, at(0, 4), 0)
+				require.Equal(t, hca.UnkeptUnsettled, other.UsedOnce(), "nobody else has it before it is known what is going")
+				other.Release()
+				m.event(took)
+				m.underWay.Store(false)
+				next := mustGet(t, c, at(0, 4), 0)
+				require.Equal(t, hca.KeptAllRight, next.UsedOnce())
+				require.Equal(t, took == at(50, 1), next == r)
+				next.Release()
+				r.Release()
+				quiet(t, c)
+				require.Equal(t, 1, c.Stats().Registered)
+			})
+		}
 	})
 }
 
@@ -450,7 +461,9 @@ func TestC13_BackendTakesMemory(t *testing.T) {
 // calls out.
 func TestC14_EventInsideAMiss(t *testing.T) {
 	c, b, m := rig(t, hca.MemForeign, Config{})
-	g := at(0, 2)
+	for i := range uint64(mergeRun - 1) {
+		mustGet(t, c, at(i, 1), 0).Release()
+	}
 	b.onRegister = func(hca.Range, hca.Access) error { m.event(at(50, 1)); return nil }
 	m.onWatch = func(hca.Range) { m.event(at(51, 1)) }
 	n := 0
@@ -459,8 +472,10 @@ func TestC14_EventInsideAMiss(t *testing.T) {
 			m.event(at(52, 1))
 		}
 	}
-	r := mustGet(t, c, g, 0)
+	r := mustGet(t, c, at(mergeRun-1, 1), 0)
 	require.Equal(t, hca.KeptAllRight, r.UsedOnce())
+	require.Equal(t, at(0, mergeRun), r.Range())
+	require.Equal(t, 2, n, "what takes the place of others is probed")
 	r.Release()
 }
 

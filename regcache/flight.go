@@ -15,10 +15,22 @@ import (
 // The order is: watch, then register, then publish. The flight is in
 // Cache.flying before the range is watched, so every event that is applied from
 // then on and touches the range marks it. Published is only, under Cache.mu,
-// what no event has touched, with every event applied up to this moment, none
-// under way in the kernel, and the counter unchanged since: then the pages that
-// were registered are those that are mapped, and the next event that takes them
-// away will find the Region in the index.
+// what no event has touched, with every event applied up to this moment and the
+// counter of the memory settled: the next event that touches it will find the
+// Region in the index.
+//
+// Of foreign memory that is not all there is. An operation may have begun, before
+// the flight or during it, and not be counted yet: then what was registered may be
+// older than what is mapped now, or not be watched. Publishing does not ask for
+// that, because every hit does (hit.go), and answers for each way it can go: until
+// the operation is counted its hit fails; when it is counted it is applied, and
+// then it either marked the flight or found the Region in the index. So to ask the
+// kernel here as well would prove nothing that the caller gets, and would be a
+// third of what such a miss costs. The caller himself needs no proof: see below.
+//
+// A Region that takes the place of neighbours is the exception (plan.merge): they
+// would be given up for one that is about to die, perhaps because of memory that
+// the caller has nothing to do with. There the probe is made.
 //
 // A range that was touched is registered again, a few times; then the last
 // registration is used once and dropped. That is right for the caller: it was
@@ -169,7 +181,7 @@ func (c *Cache) attempt(f *flight, p plan) (*Region, error) {
 			why = hca.UnkeptLimit
 		case keep:
 			var done bool
-			if why, done = c.publishLocked(f, r); done {
+			if why, done = c.publishLocked(f, r, p.merge); done {
 				return r, nil
 			}
 		}
@@ -335,15 +347,16 @@ func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Regi
 	return r
 }
 
-// publishLocked puts r into the index if that can be proved right, and says
-// otherwise why not. Cache.mu is held at the beginning and at the end.
-func (c *Cache) publishLocked(f *flight, r *Region) (hca.Unkept, bool) {
+// publishLocked puts r into the index if that is right, and says otherwise why
+// not. With probe, it has to be proved besides that nothing is under way in the
+// kernel. Cache.mu is held at the beginning and at the end.
+func (c *Cache) publishLocked(f *flight, r *Region, probe bool) (hca.Unkept, bool) {
 	for try := 0; ; try++ {
 		c.applyLocked()
 		if f.touched && (r.check != checkNothing || f.owner) {
 			return hca.UnkeptUnsettled, false
 		}
-		if r.check == checkNothing || c.quiet(r) {
+		if r.check == checkNothing || c.words[r.word].settled() && (!probe || c.quiet(r)) {
 			break
 		}
 		if try == maxTries {

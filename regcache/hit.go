@@ -30,10 +30,12 @@ import (
 //  5. foreign memory: UnderWay must answer false;
 //  6. foreign memory: the counter must still be g.
 //
-// Suppose it answers with a Region whose memory an operation took away, the
-// operation having begun after the Region was published. If the event was counted
-// when step 3 loaded g, the Region was dead before step 3 loaded applied, so step 4
-// saw it. So the event was counted after that moment. Owned memory goes after its
+// Suppose it answers with a Region whose memory an operation took away after it
+// was registered. The flight that made it was on the list before it registered, so
+// if the event was applied before the Region was published it marked the flight,
+// which then did not publish (flight.go). If the event was counted when step 3
+// loaded g, and so applied, the Region was dead before step 3 loaded applied, and
+// step 4 saw it. So the event was counted after that moment. Owned memory goes after its
 // event is counted, so at that moment, within the call, the answer was right. If
 // foreign memory went before step 5 it made step 5 see it, or the counter had been
 // raised or unsettled by then, and step 6 saw it. Foreign memory that goes after

@@ -132,6 +132,7 @@ func TestC11_Revocable(t *testing.T) {
 	require.Equal(t, 2, live, "held and not exported: stays")
 	held.Release()
 
+	mustGet(t, c, at(20, 1), 0).Release()
 	m.underWay.Store(true)
 	once := mustGet(t, c, at(20, 1), 0)
 	m.underWay.Store(false)

@@ -122,6 +122,18 @@ func TestC29_MergeFails(t *testing.T) {
 		require.Nil(t, c.index.findLocked(at(2, 1), 0))
 		c.mu.Unlock()
 	})
+	t.Run("something is going", func(t *testing.T) {
+		c, _, m := fill(t)
+		m.underWay.Store(true)
+		r := mustGet(t, c, last, 0)
+		require.Equal(t, last, r.Range(), "of a neighbour, for all that is known")
+		require.Equal(t, hca.KeptAllRight, r.UsedOnce())
+		m.event(at(2, 1))
+		m.underWay.Store(false)
+		r.Release()
+		quiet(t, c)
+		require.Equal(t, mergeRun-1, c.Stats().Regions, "its part, and no other, is gone")
+	})
 	t.Run("access is kept", func(t *testing.T) {
 		c, _, _ := rig(t, hca.MemForeign, Config{})
 		for i := range uint64(mergeRun - 1) {

@@ -25,6 +25,7 @@ type host struct {
 	gens    []uint32 // guarded by mu: the generation of each page
 	busy    []int    // guarded by mu: announced operations under way on it
 	watched []bool   // guarded by mu: foreign memory whose end will be reported
+	known   []bool   // guarded by mu: watched, as far as the monitor knows from what is in its ring
 	dying   sync.WaitGroup
 
 	changing atomic.Int32 // foreign events that the reader has not taken from the kernel yet
@@ -47,7 +48,7 @@ type pin struct {
 }
 
 func newHost(pages, owned uint64) *host {
-	return &host{scriptMonitor: &scriptMonitor{}, owned: owned, gens: make([]uint32, pages), busy: make([]int, pages), watched: make([]bool, pages)}
+	return &host{scriptMonitor: &scriptMonitor{}, owned: owned, gens: make([]uint32, pages), busy: make([]int, pages), watched: make([]bool, pages), known: make([]bool, pages)}
 }
 
 func (h *host) step() {
@@ -131,7 +132,10 @@ func (h *host) takeForeign(g hca.Range) {
 		h.changing.Add(-1)
 		close(read)
 		h.step()
+		h.mu.Lock()
 		h.put(g)
+		h.eachPage(g, func(p uint64) { h.known[p] = false })
+		h.mu.Unlock()
 		h.step()
 		h.counter.Add(hca.CounterStep - 1)
 		h.step()
@@ -175,7 +179,9 @@ func (f *hostFeed) Next(buf []hca.Event) int {
 	return n
 }
 
-// Watch answers by the owner of the pages; a mixture counts as foreign.
+// Watch answers by the owner of the pages; a mixture counts as foreign. What the
+// monitor takes for watched it does not watch again: until the event of what went
+// is in the ring, that can be other memory that nobody watches.
 func (h *host) Watch(g hca.Range) hca.Watch {
 	lo, hi := pagesOf(g)
 	h.step()
@@ -183,7 +189,9 @@ func (h *host) Watch(g hca.Range) hca.Watch {
 	busy := 0
 	for p := lo; p < hi; p++ {
 		busy += h.busy[p]
-		h.watched[p] = true
+		if !h.known[p] {
+			h.watched[p], h.known[p] = true, true
+		}
 	}
 	h.mu.Unlock()
 	h.step()

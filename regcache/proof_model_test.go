@@ -297,7 +297,7 @@ func (m *cacheModel) attempt(g hca.Range, a hca.Access, held bool, once hca.Unke
 		case why != hca.KeptAllRight:
 		case !fits:
 			why = hca.UnkeptLimit
-		case r.check != checkNothing && (touched || r.check == checkProbe && m.underWay):
+		case r.check != checkNothing && touched:
 			why = hca.UnkeptUnsettled
 		default:
 			m.publish(r)

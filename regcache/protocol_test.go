@@ -54,6 +54,16 @@ func scripts() []script {
 			m.underWay.Store(false)
 			return stale
 		}},
+		{"gone before it was registered and not yet read from the kernel", hca.MemForeign, omitProbe, func(c *Cache, m *scriptMonitor) bool {
+			m.event(g)
+			m.underWay.Store(true)
+			r, err := c.Get(g, 0)
+			stale := err == nil && r.UsedOnce() == hca.KeptAllRight && look(c)
+			r.Release()
+			m.event(g)
+			m.underWay.Store(false)
+			return stale
+		}},
 		{"counted between the first look and the last", hca.MemForeign, omitSecondLook, func(c *Cache, m *scriptMonitor) bool {
 			m.onProbe = func() {
 				m.onProbe = nil
