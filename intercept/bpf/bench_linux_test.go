@@ -4,9 +4,8 @@ package bpf
 
 import (
 	"errors"
-	"os"
-	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -70,21 +69,39 @@ func benchMap(b *testing.B) hca.Range {
 	return hca.Range{Addr: uint64(uintptr(p)), Len: pageSize}
 }
 
+// call makes a system call and counts the time that it takes.
+func (c *calling) call(b *testing.B, do func() error) {
+	began := time.Now()
+	err := do()
+	c.time += time.Since(began)
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// calling is how long system calls took by the clock, who waits for a reader
+// included.
+type calling struct{ time time.Duration }
+
+func (c *calling) report(b *testing.B) {
+	b.ReportMetric(float64(c.time.Nanoseconds())/float64(b.N), "call-ns/op")
+}
+
 // BenchmarkMunmap is mmap, a write, Watch where there is a source, and munmap
-// of a page.
+// of a page; the call alone is munmap.
 func BenchmarkMunmap(b *testing.B) {
 	under(b, func(b *testing.B, m *intercept.Monitor) {
 		done := cpu(b)
+		var c calling
 		for b.Loop() {
 			r := benchMap(b)
 			if m != nil && m.Watch(r).Kind == hca.MemUnknown {
 				b.Fatal("unknown")
 			}
-			if err := unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)); err != nil {
-				b.Fatal(err)
-			}
+			c.call(b, func() error { return unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)) })
 		}
 		done()
+		c.report(b)
 	})
 }
 
@@ -97,13 +114,13 @@ func BenchmarkMadvise(b *testing.B) {
 		}
 		page := bytesOf(r)
 		done := cpu(b)
+		var c calling
 		for b.Loop() {
-			if err := unix.Madvise(page, unix.MADV_DONTNEED); err != nil {
-				b.Fatal(err)
-			}
+			c.call(b, func() error { return unix.Madvise(page, unix.MADV_DONTNEED) })
 			page[0] = 1
 		}
 		done()
+		c.report(b)
 		_ = unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)) // the end of the benchmark
 	})
 }
@@ -119,35 +136,56 @@ func BenchmarkOtherCall(b *testing.B) {
 	})
 }
 
-// BenchmarkOtherProcess is the same call, made while another process has a
-// monitor.
+// BenchmarkOtherProcess is what another process pays while this one has a
+// monitor, or rather the other way round: the cheapest system call, and a loop of
+// mmap, a write and munmap of a page, the call alone being munmap.
 func BenchmarkOtherProcess(b *testing.B) {
-	run := func(b *testing.B) {
-		done := cpu(b)
-		for b.Loop() {
-			unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+	for _, work := range []struct {
+		name string
+		run  func(b *testing.B)
+	}{
+		{"call", func(b *testing.B) {
+			done := cpu(b)
+			for b.Loop() {
+				unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+			}
+			done()
+		}},
+		{"munmap", func(b *testing.B) {
+			done := cpu(b)
+			var c calling
+			for b.Loop() {
+				r := benchMap(b)
+				c.call(b, func() error { return unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)) })
+			}
+			done()
+			c.report(b)
+		}},
+	} {
+		for _, s := range sources {
+			b.Run(work.name+"/"+s.name, func(b *testing.B) {
+				if s.open != nil {
+					defer other(b, s.name)()
+				}
+				work.run(b)
+			})
 		}
-		done()
 	}
-	b.Run("without", run)
-	b.Run("bpf", func(b *testing.B) {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestKilled$", "-test.timeout=60s")
-		cmd.Env = append(os.Environ(), "HOLDFAST_BPF_VICTIM=1")
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			b.Fatal(err)
-		}
-		if !ready(out) {
-			b.Skip("the other process got no monitor")
-		}
-		run(b)
+}
+
+// other starts another process that has a monitor, and skips the benchmark if it
+// gets none.
+func other(b *testing.B, source string) (stop func()) {
+	cmd, out := victim(b, source)
+	if !ready(out) {
+		_ = cmd.Wait()
+		b.Skip("the other process got no monitor")
+	}
+	return func() {
 		b.StopTimer()
 		_ = cmd.Process.Kill() // it waits for nothing else
 		_ = cmd.Wait()
-	})
+	}
 }
 
 // BenchmarkWatch asks what memory needs that is known already.
@@ -164,5 +202,6 @@ func BenchmarkWatch(b *testing.B) {
 			}
 		}
 		done()
+		_ = unix.MunmapPtr(pointer(r.Addr), uintptr(r.Len)) // the end of the benchmark
 	})
 }

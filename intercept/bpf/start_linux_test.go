@@ -263,26 +263,43 @@ func TestWake(t *testing.T) {
 // ended without.
 func ready(out io.Reader) bool {
 	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if strings.HasPrefix(lines.Text(), "ready programs in the kernel") {
+		if strings.HasPrefix(lines.Text(), "ready ") {
 			return true
 		}
 	}
 	return false
 }
 
-// A process that is killed leaves nothing in the kernel.
-func TestKilled(t *testing.T) {
-	if os.Getenv("HOLDFAST_BPF_VICTIM") != "" {
-		m := start(t, Config{})
-		os.Stdout.WriteString("\nready " + m.String() + "\n")
-		select {}
-	}
-	require.NoError(t, start(t, Config{}).Close())
-	cmd := exec.Command(os.Args[0], "-test.run=^TestKilled$", "-test.timeout=60s")
-	cmd.Env = append(os.Environ(), "HOLDFAST_BPF_VICTIM=1")
+// victimVar says to the process of victim which source its monitor has.
+const victimVar = "HOLDFAST_BPF_VICTIM"
+
+// victim starts another process that makes a monitor of a source, one of sources,
+// writes that it is ready, and does nothing more.
+func victim(t testing.TB, source string) (*exec.Cmd, io.Reader) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKilled$", "-test.timeout=10m")
+	cmd.Env = append(os.Environ(), victimVar+"="+source)
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
+	return cmd, out
+}
+
+// A process that is killed leaves nothing in the kernel.
+func TestKilled(t *testing.T) {
+	if source := os.Getenv(victimVar); source != "" {
+		for _, s := range sources {
+			if s.name == source {
+				m, err := s.open()
+				require.NoError(t, err)
+				os.Stdout.WriteString("\nready " + m.String() + "\n")
+				select {}
+			}
+		}
+		t.Fatal(source)
+	}
+	require.NoError(t, start(t, Config{}).Close())
+	cmd, out := victim(t, "bpf")
 	require.True(t, ready(out), "the other process got no monitor")
 	its := objectsOf(t, cmd.Process.Pid)
 	its.complete(t)
