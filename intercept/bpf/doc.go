@@ -14,19 +14,20 @@
 // monitor lives every system call of every process on the machine takes the
 // kernel's slow way in and out and asks the programs whose it is: 0.33 us
 // instead of 0.16 us for the shortest there is (BenchmarkOtherProcess, Linux
-// 6.18; from Linux 7 on each program is there twice, which was not measured).
-// Every switch from thread to thread runs one more program.
+// 6.18). From Linux 7 on every switch from thread to thread runs one program more,
+// which asks the same.
 //
 // # Why raw tracepoints
 //
 // Programs on the functions of single system calls (fentry) would leave other
-// calls alone. But there is no such program that the kernel does not pass by,
-// silently, if on the same processor another thread that was preempted is in the
-// middle of it, and a munmap that is passed by is a stale registration. Kernels
-// that are locked down for integrity may refuse them altogether. At tracepoints
-// preemption is off up to Linux 6.x, so nothing is passed by. From Linux 7.0 on
-// it is not. A third program is to make up for that (blind_linux.go), but it is
-// not proved to, so New refuses Linux 7.
+// calls alone. But every such program is passed by, silently, if on the same processor
+// another thread that was preempted is in the middle of it, and a munmap that is
+// passed by is a stale registration; and calls of 32 bits, which come by a door of
+// their own, would need as many programs again. At tracepoints preemption is off up to
+// Linux 6.x, so nothing is passed by. From Linux 7.0 on it is not: there a guard at
+// the switch from thread to thread reads the kernel's own counts of who is in the
+// middle of a program, and vouches for nothing while a thread of ours runs whose calls
+// will be passed by (guard_linux.go).
 //
 // # What the programs do
 //
@@ -77,5 +78,5 @@
 // ring_linux.go how it is read; program_linux.go what the programs are,
 // calls_linux.go which system calls they know, uring_linux.go the same for
 // io_uring, calls_linux_amd64.go and calls_linux_arm64.go what differs;
-// blind_linux.go what is done where the kernel passes programs by.
+// guard_linux.go what is done where the kernel passes programs by.
 package bpf

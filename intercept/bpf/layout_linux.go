@@ -18,10 +18,9 @@ const (
 	atSpill   = 264 // of these, those that found no slot
 	atBroken  = 272 // one found no room at all: nothing can be told any more
 	atBell    = 384 // 1: the bell has been rung and not been answered
-	atSelf    = 392 // how the kernel names the address space of this process
-	atTid     = 400 // how the kernel numbers the thread that starts all this, then 0
-	atLevel   = 408 // what migration_disabled is of a task that did not disable it, plus one
-	atBlind   = 416 // times that a thread of ours got a blind processor
+	atAnswer  = 392 // what a program that is run once, at the start, answers
+	atAsked   = 400 // and what it is asked
+	atBlind   = 408 // times that a thread of ours ran where the entries of its calls were passed by
 	atCounts  = 512 // events, eight words by hca.Cause
 	atOps     = 4096
 	atRing    = atOps + maxOps*opSize
@@ -41,7 +40,7 @@ type op struct {
 	owner    atomic.Uint64 // thread that took it, 0: free
 	lo, hi   atomic.Uint64
 	lo2, hi2 atomic.Uint64 // of mremap and a second range, else 0
-	general  atomic.Uint64 // not 0: it may not have been announced itself, see blind_linux.go
+	general  atomic.Uint64 // see guard_linux.go
 	_        [2]uint64
 }
 
@@ -51,9 +50,6 @@ type shared struct {
 	size uintptr
 	ring int // slots
 }
-
-// rowsAt is where the rows of the processors are, behind the ring.
-func rowsAt(slots int) int { return (atRing + slots*slot + rowSize - 1) &^ (rowSize - 1) }
 
 func sharedSize(slots, cpus int) uintptr {
 	const page = 64 << 10 // whole pages of any size that these processors have

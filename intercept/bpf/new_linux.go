@@ -41,13 +41,8 @@ func New(cfg Config) (*intercept.Monitor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if preemptible() {
-		// blind_linux.go is to make up for it, and is not proved: of two runs of
-		// 4,000,000 calls of TestPreempted one failed, for a reason not yet known.
-		return nil, startError("from Linux 7 on tracing programs are passed by when threads are preempted, and events could be missed", hca.ErrNotSupported, "needs Linux 5.18 to 6.x; use intercept.Auto")
-	}
-	// Where nothing preempts a program there is nothing to look after, and who
-	// switches tasks need not pay for it.
+	// Where nothing preempts a program none is passed by, and who switches tasks
+	// need not pay for a guard.
 	k, err := open(cfg, preemptible())
 	if err != nil {
 		return nil, refused(err)
@@ -65,7 +60,7 @@ func New(cfg Config) (*intercept.Monitor, error) {
 }
 
 // preemptible reports whether a program can be preempted, so that other calls
-// on the same processor are passed by: see blind_linux.go.
+// on the same processor are passed by: see guard_linux.go.
 func preemptible() bool {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -76,8 +71,7 @@ func preemptible() bool {
 	return n != 1 || err != nil || major >= 7
 }
 
-// open loads and attaches everything; without guard each program once, and nobody
-// looks after blind processors.
+// open loads and attaches everything, with the guard or without.
 func open(cfg Config, guard bool) (k *kernel, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -90,11 +84,8 @@ func open(cfg Config, guard bool) (k *kernel, err error) {
 			k.unmap()
 		}
 	}()
-	b := &builder{slots: cfg.Ring, pageSize: int64(os.Getpagesize()), cpus: cpus, copies: 1, submits: 1}
-	if guard && preemptible() {
-		b.copies, b.submits = copies, submits
-	}
-	if b.off, err = findOffsets(); err != nil {
+	b := &builder{slots: cfg.Ring, pageSize: int64(os.Getpagesize()), cpus: cpus, guarded: guard}
+	if b.off, err = findOffsets(guard); err != nil {
 		return k, err
 	}
 	for _, m := range []struct {
@@ -119,28 +110,38 @@ func open(cfg Config, guard bool) (k *kernel, err error) {
 	if k.maps, err = unix.Open("/proc/self/maps", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return k, fmt.Errorf("/proc/self/maps: %w", err)
 	}
-	runtime.LockOSThread() // whoami and calibrate are about this thread
-	defer runtime.UnlockOSThread()
 	if b.self, err = k.whoami(b); err != nil {
 		return k, err
 	}
 	k.ringSeen = b.off.ring
-	for _, p := range all(b, guard) {
-		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: p.name, Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: p.point, Instructions: p.ins, License: "GPL"})
-		if err != nil {
-			return k, fmt.Errorf("load program %s: %w", p.name, err)
+	all := all(b)
+	loaded, err := load(all)
+	if err != nil {
+		return k, err
+	}
+	watched := make([]*ebpf.Program, len(b.watched()))
+	byName := map[string]*ebpf.Program{}
+	for i, p := range all {
+		if p.watched >= 0 {
+			watched[p.watched] = loaded[i]
 		}
-		k.programs = append(k.programs, prog)
-		l, err := link.AttachTracing(link.TracingOptions{Program: prog})
+		byName[p.name] = loaded[i]
+	}
+	k.programs = loaded
+	if guard {
+		if err := k.findCounts(b, watched, byName[nameWalk], byName[nameCheck]); err != nil {
+			return k, err
+		}
+	}
+	for i, p := range all {
+		if p.once {
+			continue
+		}
+		l, err := link.AttachTracing(link.TracingOptions{Program: loaded[i]})
 		if err != nil {
 			return k, fmt.Errorf("attach program %s: %w", p.name, err)
 		}
 		k.links = append(k.links, l)
-		if p.name == nameBlind {
-			if err := k.calibrate(); err != nil {
-				return k, err
-			}
-		}
 	}
 	if k.reader, err = ringbuf.NewReader(k.bell); err != nil {
 		return k, fmt.Errorf("open the bell: %w", err)
@@ -148,39 +149,76 @@ func open(cfg Config, guard bool) (k *kernel, err error) {
 	return k, nil
 }
 
-const nameBlind = "holdfast_blind"
+// Programs that are looked for by name.
+const (
+	nameGuard = "holdfast_guard"
+	nameEnter = "holdfast_enter"
+	nameWalk  = "holdfast_walk"
+	nameCheck = "holdfast_check"
+)
 
-// program is one to be attached.
+// program is one to be loaded.
 type program struct {
-	name, point string
+	name, point string // as it is shown, and where it is attached
 	ins         asm.Instructions
+	watched     int  // its place among those that the guard watches, -1: none
+	once        bool // only findCounts has a use for it
 }
 
-// all are the programs, in the order in which they are attached: first the one
-// that knows when others may be passed by, then ends before beginnings, because
-// an operation that is announced must be settled.
-func all(b *builder, guard bool) []program {
+// all are the programs, in the order in which they are attached: first the guard,
+// which must not miss that another is passed by, then ends before beginnings,
+// because an operation that is announced must be settled.
+func all(b *builder) []program {
 	var all []program
-	if guard {
-		all = append(all, program{nameBlind, "sched_switch", b.blind()})
+	add := func(name, point string, watched int, ins asm.Instructions) {
+		all = append(all, program{name, point, ins, watched, name == nameWalk || name == nameCheck})
 	}
-	several := func(n int, name, point string, ins func(i int) asm.Instructions) {
-		for i := range n {
-			all = append(all, program{name, point, ins(i)})
-		}
+	several := 1
+	if b.guarded {
+		add(nameWalk, "bpf_prog", -1, b.walk())
+		add(nameCheck, "sys_enter", -1, b.check())
+		add(nameGuard, "sched_switch", -1, b.guard())
+		several = submits
 	}
-	several(b.copies, "holdfast_leave", "sys_exit", func(int) asm.Instructions { return b.leave() })
-	several(b.copies, "holdfast_enter", "sys_enter", b.enter)
+	add("holdfast_leave", "sys_exit", 1, b.leave())
+	add(nameEnter, "sys_enter", 0, b.enter())
 	if b.off.ring {
-		several(b.copies, "holdfast_complete", "io_uring_complete", func(int) asm.Instructions { return b.complete() })
-		several(b.submits, "holdfast_submit", "io_uring_submit_req", func(int) asm.Instructions { return b.submit() })
+		for range several { // if all are passed by, the slot of a request stays: a range that is not kept any more
+			add("holdfast_complete", "io_uring_complete", -1, b.complete())
+		}
+		for i := range several {
+			add("holdfast_submit", "io_uring_submit_req", 2+i, b.submit())
+		}
 	}
 	return all
 }
 
-// whoami runs a program once, in this thread, and asks it how the kernel names
-// our address space; it leaves the number of the thread in atTid. Nothing outside the kernel knows; the number of the
-// process would differ in a container.
+// load loads programs, all at once: the library reads the kernel's type information
+// anew each time.
+func load(all []program) (loaded []*ebpf.Program, err error) {
+	spec := ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{}}
+	key := func(i int) string { return fmt.Sprintf("%d, %s", i, all[i].name) }
+	for i, p := range all {
+		attach := ebpf.AttachTraceRawTp
+		if p.name == nameWalk {
+			attach = ebpf.AttachTraceIter
+		}
+		spec.Programs[key(i)] = &ebpf.ProgramSpec{Name: p.name, Type: ebpf.Tracing, AttachType: attach, AttachTo: p.point, Instructions: p.ins, License: "GPL"}
+	}
+	c, err := ebpf.NewCollection(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("load %w", err) // it names the program
+	}
+	defer c.Close()
+	for i := range all {
+		loaded = append(loaded, c.DetachProgram(key(i)))
+	}
+	return loaded, nil
+}
+
+// whoami runs a program once, in this process, and asks it how the kernel names our
+// address space. Nothing outside the kernel knows; the number of the process would
+// differ in a container.
 func (k *kernel) whoami(b *builder) (uint64, error) {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "holdfast_whoami", Type: ebpf.RawTracepoint, Instructions: b.whoami(), License: "GPL"})
 	if err != nil {
@@ -190,15 +228,15 @@ func (k *kernel) whoami(b *builder) (uint64, error) {
 	if _, err := prog.Run(&ebpf.RunOptions{}); err != nil {
 		return 0, err
 	}
-	self := k.word(atSelf).Swap(0)
+	self := k.word(atAnswer).Swap(0)
 	if self == 0 {
 		return 0, errors.New("a program that ran in this thread found no address space")
 	}
 	return self, nil
 }
 
-// findOffsets asks the kernel's type information.
-func findOffsets() (off offsets, err error) {
+// findOffsets asks the kernel's type information, also for what only the guard needs.
+func findOffsets(guard bool) (off offsets, err error) {
 	spec, err := btf.LoadKernelSpec()
 	if err != nil {
 		return off, fmt.Errorf("type information of the kernel: %w", err)
@@ -209,9 +247,12 @@ func findOffsets() (off offsets, err error) {
 	}
 	fields := []field{
 		{&off.mm, "task_struct.mm"}, {&off.brk, "mm_struct.brk"},
-		{&off.pid, "task_struct.pid"}, {&off.pinned, "task_struct.migration_disabled"}, {&off.number, numberField},
 		{&off.files, "task_struct.files"}, {&off.fdt, "files_struct.fdt"}, {&off.fds, "fdtable.fd"}, {&off.maxFDs, "fdtable.max_fds"},
 		{&off.mapping, "file.f_mapping"}, {&off.mapped, "address_space.i_mmap.rb_root.rb_node"},
+	}
+	if guard {
+		fields = append(fields, field{&off.pid, "task_struct.pid"}, field{&off.number, numberField}, field{&off.flags2, "task_struct.flags"},
+			field{&off.aux, "bpf_prog.aux"}, field{&off.id, "bpf_prog_aux.id"}, field{&off.inside, "bpf_prog.active"}, field{&off.pptrs, "bpf_array.pptrs"})
 	}
 	if runtime.GOARCH == "amd64" {
 		fields = append(fields, field{&off.status, "task_struct.thread_info.status"})
@@ -221,8 +262,10 @@ func findOffsets() (off offsets, err error) {
 	var point *btf.Typedef
 	off.ring = spec.TypeByName("btf_trace_io_uring_submit_req", &point) == nil
 	if off.ring {
-		fields = append(fields, field{&off.uring, "task_struct.io_uring"}, field{&off.flags2, "task_struct.flags"},
-			field{&off.opcode, "io_kiocb.opcode"}, field{&off.flags, "io_kiocb.flags"},
+		if guard {
+			fields = append(fields, field{&off.uring, "task_struct.io_uring"})
+		}
+		fields = append(fields, field{&off.opcode, "io_kiocb.opcode"}, field{&off.flags, "io_kiocb.flags"},
 			field{&off.addr, "io_madvise.addr"}, field{&off.length, "io_madvise.len"}, field{&off.advice, "io_madvise.advice"})
 	}
 	for _, f := range fields {

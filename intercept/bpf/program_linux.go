@@ -17,10 +17,13 @@ type offsets struct {
 	status int16 // task_struct.thread_info.status, on amd64
 
 	pid    int16 // task_struct.pid
-	pinned int16 // task_struct.migration_disabled
 	number int16 // of the system call, in pt_regs
 	uring  int16 // task_struct.io_uring
 	flags2 int16 // task_struct.flags
+	aux    int16 // bpf_prog.aux
+	id     int16 // bpf_prog_aux.id
+	inside int16 // bpf_prog.active
+	pptrs  int16 // bpf_array.pptrs
 
 	// The way from a task to the mappings of the file behind a descriptor.
 	files, fdt, fds, maxFDs, mapping, mapped int16
@@ -41,7 +44,7 @@ type builder struct {
 	self                   uint64 // mm_struct of this process
 	slots                  int    // of the ring
 	cpus                   int    // that can be
-	copies, submits        int    // of each program but blind, and of submit
+	guarded                bool   // programs may be passed by: see guard_linux.go
 	pageSize               int64
 }
 
@@ -72,8 +75,6 @@ func (b *builder) fresh(what string) string {
 // at points dst at a place in the shared block.
 func (b *builder) at(dst asm.Register, place uint32) { b.add(asm.LoadMapValue(dst, b.mapFD, place)) }
 
-func (b *builder) atRows() uint32 { return uint32(rowsAt(b.slots)) }
-
 // count adds n to a shared word; it uses R1 and R2, and leaves the old value
 // in R2.
 func (b *builder) count(place uint32, n int32) {
@@ -81,7 +82,7 @@ func (b *builder) count(place uint32, n int32) {
 	b.add(asm.Mov.Imm(asm.R2, n), atomically(asm.FetchAdd, asm.R1, asm.R2, 0))
 }
 
-// The stack of both programs, below the frame pointer.
+// The stack of all programs, below the frame pointer.
 const (
 	onLo2   = -8
 	onHi2   = -16
@@ -93,7 +94,7 @@ const (
 	onReq   = -96 // 40 bytes
 	onRow   = -104
 	onUring = -112
-	onTotal = -120
+	onStint = -120
 )
 
 // top is the end of the addresses that a user can have. Higher bits hold a tag
@@ -138,9 +139,8 @@ func (b *builder) opAt(i int32) {
 
 // enter is the program at the entry of every system call. It finds those that
 // take memory away and announces them: event, slot, counter, in this order
-// with the counter unsettled around it all. Copies of it run one after the
-// other; all but the first pass over what another has announced.
-func (b *builder) enter(copy int) asm.Instructions {
+// with the counter unsettled around it all.
+func (b *builder) enter() asm.Instructions {
 	b.ins = nil
 	b.add(asm.Mov.Reg(asm.R6, asm.R1))
 	b.mine()
@@ -163,9 +163,6 @@ func (b *builder) enter(copy int) asm.Instructions {
 	b.whole()
 	b.mark("announce")
 	b.tid()
-	if copy > 0 {
-		b.unlessAnnounced("out")
-	}
 	return b.announce()
 }
 
@@ -219,7 +216,7 @@ func (b *builder) stamp() {
 // used. It changes R0 to R5.
 //
 // general says that the slot is of a call that may not have been announced
-// itself. Then onTotal is how many tasks have waited at such moments.
+// itself; see guard_linux.go for what it counts.
 func (b *builder) take(general bool) {
 	anew, again, taken, noted := b.fresh("anew"), b.fresh("again"), b.fresh("taken"), b.fresh("noted")
 	b.count(atActive, 1)
@@ -264,8 +261,8 @@ func (b *builder) take(general bool) {
 	b.add(asm.Mov.Reg(asm.R2, asm.R5))
 	if general {
 		b.add(
-			asm.LoadMem(asm.R3, asm.RFP, onTotal, asm.DWord), asm.LoadMem(asm.R1, asm.R2, 40, asm.DWord),
-			asm.Add.Reg(asm.R3, asm.R1), asm.StoreMem(asm.RFP, onTotal, asm.R3, asm.DWord),
+			asm.LoadMem(asm.R3, asm.RFP, onUring, asm.DWord), asm.LoadMem(asm.R1, asm.R2, 40, asm.DWord),
+			asm.Add.Reg(asm.R3, asm.R1), asm.StoreMem(asm.RFP, onUring, asm.R3, asm.DWord),
 		)
 	}
 	b.mark(taken)
@@ -276,27 +273,10 @@ func (b *builder) take(general bool) {
 		asm.Mov.Imm(asm.R1, 0),
 	)
 	if general {
-		b.add(asm.LoadMem(asm.R1, asm.RFP, onTotal, asm.DWord))
+		b.add(asm.LoadMem(asm.R1, asm.RFP, onUring, asm.DWord))
 	}
 	b.add(asm.StoreMem(asm.R2, 40, asm.R1, asm.DWord))
 	b.mark(noted)
-	b.add(asm.Mov.Imm(asm.R0, 0))
-}
-
-// unlessAnnounced goes to done if the owner on the stack has a slot that says
-// what it is doing. One that blind has made does not count: the call that it
-// stood for may be over. It changes R0 to R5.
-func (b *builder) unlessAnnounced(done string) {
-	found, none := b.fresh("found"), b.fresh("none")
-	b.add(asm.LoadMem(asm.R3, asm.RFP, onTid, asm.DWord))
-	for i := range int32(probes) {
-		b.opAt(i)
-		b.add(asm.LoadMem(asm.R1, asm.R2, 0, asm.DWord), asm.JEq.Reg(asm.R1, asm.R3, found))
-	}
-	b.add(asm.Ja.Label(none))
-	b.mark(found)
-	b.add(asm.LoadMem(asm.R1, asm.R2, 40, asm.DWord), asm.JEq.Imm(asm.R1, 0, done))
-	b.mark(none)
 	b.add(asm.Mov.Imm(asm.R0, 0))
 }
 
@@ -365,7 +345,11 @@ func (b *builder) event(lost string) {
 // it has one, is free again.
 func (b *builder) leave() asm.Instructions {
 	b.ins = nil
+	b.add(asm.Mov.Reg(asm.R6, asm.R1))
 	b.mine()
+	if b.guarded {
+		b.noteExit()
+	}
 	b.anyActive()
 	b.tid()
 	return b.settle()
@@ -411,18 +395,15 @@ func (b *builder) release(done string) {
 	b.add(asm.Ja.Label(done))
 }
 
-// whoami stores how the kernel names our address space and numbers this thread.
+// whoami stores how the kernel names our address space.
 func (b *builder) whoami() asm.Instructions {
 	b.ins = nil
 	b.add(
 		asm.FnGetCurrentTaskBtf.Call(),
 		asm.LoadMem(asm.R6, asm.R0, b.off.mm, asm.DWord),
 	)
-	b.at(asm.R1, atSelf)
-	b.add(asm.StoreMem(asm.R1, 0, asm.R6, asm.DWord))
-	b.tid()
-	b.at(asm.R1, atTid)
-	b.add(asm.StoreMem(asm.R1, 0, asm.R0, asm.DWord), asm.Mov.Imm(asm.R0, 0), asm.Return())
+	b.at(asm.R1, atAnswer)
+	b.add(asm.StoreMem(asm.R1, 0, asm.R6, asm.DWord), asm.Mov.Imm(asm.R0, 0), asm.Return())
 	return b.ins
 }
 

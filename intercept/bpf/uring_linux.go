@@ -14,7 +14,7 @@ import (
 // is handed in and where it is completed; in between it owns a slot as a
 // thread does. Addresses of requests are never the number of a thread.
 //
-// Either program may be loaded several times, see blind_linux.go. The copies
+// Either program may be loaded several times, see guard_linux.go. The copies
 // run one after the other, and each that is not passed by announces: a request
 // may have several events, which is as good as one.
 
