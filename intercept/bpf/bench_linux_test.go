@@ -4,8 +4,10 @@ package bpf
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +23,8 @@ var sources = []struct {
 	{"raw", nil},
 	{"userfaultfd", intercept.Userfault},
 	{"bpf", func() (*intercept.Monitor, error) { return New(Config{}) }},
+	// As from Linux 7 on.
+	{"bpf-guarded", func() (*intercept.Monitor, error) { return newMonitor(Config{}, true) }},
 }
 
 // under runs body under each source.
@@ -137,8 +141,10 @@ func BenchmarkOtherCall(b *testing.B) {
 }
 
 // BenchmarkOtherProcess is what another process pays while this one has a
-// monitor, or rather the other way round: the cheapest system call, and a loop of
-// mmap, a write and munmap of a page, the call alone being munmap.
+// monitor, or rather the other way round: the cheapest system call; a loop of
+// mmap, a write and munmap of a page, the call alone being munmap; and a byte that
+// goes from thread to thread through a pipe, on one processor, with two switches and
+// four system calls an operation.
 func BenchmarkOtherProcess(b *testing.B) {
 	for _, work := range []struct {
 		name string
@@ -161,6 +167,7 @@ func BenchmarkOtherProcess(b *testing.B) {
 			done()
 			c.report(b)
 		}},
+		{"switch", pingPong},
 	} {
 		for _, s := range sources {
 			b.Run(work.name+"/"+s.name, func(b *testing.B) {
@@ -170,6 +177,49 @@ func BenchmarkOtherProcess(b *testing.B) {
 				work.run(b)
 			})
 		}
+	}
+}
+
+// pingPong is two threads on one processor that pass a byte to each other.
+func pingPong(b *testing.B) {
+	var there, back [2]int
+	for _, p := range []*[2]int{&there, &back} {
+		if err := unix.Pipe(p[:]); err != nil {
+			b.Fatal(err)
+		}
+	}
+	pass := func(p [2]int, call uintptr, fd int) bool {
+		var one [1]byte
+		n, _, errno := unix.RawSyscall(call, uintptr(p[fd]), uintptr(unsafe.Pointer(&one)), 1)
+		return errno == 0 && n == 1
+	}
+	ended := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with it
+		err := onOne()
+		for err == nil && pass(there, unix.SYS_READ, 0) && pass(back, unix.SYS_WRITE, 1) {
+		}
+		ended <- err
+	}()
+	began := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		err := onOne()
+		done := cpu(b)
+		for i := 0; err == nil && i < b.N && pass(there, unix.SYS_WRITE, 1) && pass(back, unix.SYS_READ, 0); i++ {
+		}
+		unix.Close(there[1])
+		ended <- err
+		began <- done
+	}()
+	for range 2 {
+		if err := <-ended; err != nil {
+			b.Fatal(err)
+		}
+	}
+	(<-began)()
+	for _, fd := range []int{there[0], back[0], back[1]} {
+		unix.Close(fd)
 	}
 }
 

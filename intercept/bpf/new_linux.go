@@ -37,13 +37,17 @@ import (
 // lacks something, or events do not arrive; hca.ErrNoMemory. The text says
 // what to do. Nothing is left behind.
 func New(cfg Config) (*intercept.Monitor, error) {
+	// Where nothing preempts a program none is passed by, and who switches tasks
+	// need not pay for a guard.
+	return newMonitor(cfg, preemptible())
+}
+
+func newMonitor(cfg Config, guard bool) (*intercept.Monitor, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	// Where nothing preempts a program none is passed by, and who switches tasks
-	// need not pay for a guard.
-	k, err := open(cfg, preemptible())
+	k, err := open(cfg, guard)
 	if err != nil {
 		return nil, refused(err)
 	}
