@@ -416,26 +416,32 @@ func onOne() error {
 // Requests to io_uring that may have been missed leave nothing kept any more, and
 // where it is certain that they were not they leave nothing behind.
 func TestStint_Uring(t *testing.T) {
-	for _, few := range []bool{true, false} {
-		name := map[bool]string{true: "One", false: "Two"}[few]
-		t.Run(name, func(t *testing.T) {
+	for _, way := range []struct {
+		name     string
+		passedBy []int
+		request  bool
+		kept     bool
+	}{
+		{"One", []int{placeSubmit}, true, true},
+		{"Two", []int{placeSubmit, placeSubmit + 1}, true, false},
+		{"TwoWithoutRequest", []int{placeSubmit, placeSubmit + 1}, false, false},
+	} {
+		t.Run(way.name, func(t *testing.T) {
 			inStints(t, func(t *testing.T, k *kernel) {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
 				u := eventtest.NewUring(t)
 				a := memory(t, 1)
-				places := []int{placeSubmit}
-				if !few {
-					places = append(places, placeSubmit+1)
-				}
-				stop := pretend(t, k, places...)
+				stop := pretend(t, k, way.passedBy...)
 				nap()
-				u.Start(t, opMadvise, 0, -1, 0, a.Addr, uint32(a.Len), unix.MADV_DONTNEED)
-				require.Zero(t, u.End(t))
+				if way.request {
+					u.Start(t, opMadvise, 0, -1, 0, a.Addr, uint32(a.Len), unix.MADV_DONTNEED)
+					require.Zero(t, u.End(t))
+				}
 				stop()
 				nap()
-				require.Equal(t, few, k.word(atBroken).Load() == 0)
-				require.Eventually(t, func() bool { return !k.busy(a.Addr, a.End()) == few }, 10*time.Second, time.Millisecond)
+				require.Equal(t, way.kept, k.word(atBroken).Load() == 0)
+				require.Eventually(t, func() bool { return !k.busy(a.Addr, a.End()) == way.kept }, 10*time.Second, time.Millisecond)
 			})
 		})
 	}
