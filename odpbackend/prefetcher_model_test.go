@@ -169,13 +169,10 @@ func (m *model) endCall(id uint64, again bool) {
 }
 
 func (m *model) add(c call) {
-	first, last := within(c.sge.Range())[0], (c.sge.Range().End()-1)/page
-	for p := first &^ 63; p <= last|63; p++ { // a block belongs to one key
+	for _, p := range within(c.sge.Range()) {
 		if w, ok := m.warm[p]; ok && w.key != c.sge.LKey {
 			m.drop(p)
 		}
-	}
-	for p := first; p <= last; p++ {
 		w, ok := m.warm[p]
 		if !ok {
 			w = warmPage{key: c.sge.LKey, fresh: true}
@@ -315,14 +312,22 @@ func (m *model) lookAtCalls(asked map[uint64]*posted) {
 func (m *model) lookAtWarmth() {
 	got := map[uint64]warmPage{}
 	w := m.p.mu.warm
+	parts := 0
 	for _, i := range w.lru.Keys() {
 		b, _ := w.lru.Peek(i)
-		require.NotZero(m.t, b.warm, "an empty block")
-		for bs := b.warm; bs != 0; bs &= bs - 1 {
-			bit := bs & -bs
-			got[i*blockPages+uint64(bits.TrailingZeros64(bs))] = warmPage{b.lkey, b.write&bit != 0, b.fresh&bit != 0}
+		require.NotEmpty(m.t, b.parts, "an empty block")
+		parts += len(b.parts)
+		for _, p := range b.parts {
+			require.NotZero(m.t, p.warm, "an empty part")
+			for bs := p.warm; bs != 0; bs &= bs - 1 {
+				bit := bs & -bs
+				n := i*blockPages + uint64(bits.TrailingZeros64(bs))
+				require.NotContains(m.t, got, n, "a page for two keys")
+				got[n] = warmPage{p.lkey, p.write&bit != 0, p.fresh&bit != 0}
+			}
 		}
 	}
+	require.Equal(m.t, w.parts, parts)
 	require.Equal(m.t, m.warm, got)
 	n, bytes := m.outstanding()
 	s := m.p.Stats()

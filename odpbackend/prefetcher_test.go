@@ -231,8 +231,57 @@ func TestWarmthBelongsToTheKey(t *testing.T) {
 	m.end(pages(1, 1), nil)
 	m.completed(wc{1, nil})
 	s := m.Stats()
-	require.EqualValues(t, 1, s.WarmPages)
-	require.EqualValues(t, 4, s.UselessPages)
+	require.EqualValues(t, 4, s.WarmPages)
+	require.EqualValues(t, 1, s.UselessPages, "the page that is the other's now")
+}
+
+// Buffers side by side, each with a registration of its own, as range by range
+// makes them: what one of them has warm, the next does not take from it.
+func TestNeighboursOfOtherKeysStayWarm(t *testing.T) {
+	m := newManual(t, PrefetchConfig{})
+	buffer := func(i uint64) hca.SGE {
+		s := sge(pages(4*i, 4))
+		s.LKey = uint32(i)
+		return s
+	}
+	for round := range uint64(2) {
+		for i := range uint64(40) { // two blocks and a half
+			require.NoError(t, m.Post(m.q, i, buffer(i), true))
+			if round == 0 {
+				m.end(pages(4*i, 4), nil)
+			}
+			m.completed(wc{i, nil})
+			m.Used(buffer(i))
+		}
+		require.Len(t, m.made(), 40*(1-int(round)), "round %d", round)
+	}
+	s := m.Stats()
+	require.EqualValues(t, 160, s.UsefulPages)
+	require.EqualValues(t, 160, s.WarmPages)
+	m.Forget(pages(0, 160))
+	require.Zero(t, m.Stats().WarmPages)
+	require.Zero(t, m.mu.warm.lru.Len())
+}
+
+// However many keys share a block, what is remembered of them is bounded.
+func TestWarmPartsAreBounded(t *testing.T) {
+	m := newManual(t, PrefetchConfig{MaxWarm: 1 << 20}) // 256 pages
+	for i := range uint64(1000) {
+		s := sge(hca.Range{Addr: i * 100 * page, Len: 1})
+		s.LKey = uint32(i)
+		require.NoError(t, m.Post(m.q, i, s, true))
+		m.end(s.Range(), nil)
+		m.completed(wc{i, nil})
+		s.Addr += page
+		s.LKey += 1000
+		require.NoError(t, m.Post(m.q, i, s, true))
+		m.end(s.Range(), nil)
+		m.completed(wc{i, nil})
+		w := m.mu.warm
+		require.LessOrEqual(t, w.parts, w.maxParts)
+	}
+	require.Equal(t, 64, m.mu.warm.parts)
+	require.Equal(t, 32, m.mu.warm.lru.Len())
 }
 
 func TestRequestsThatTouchBecomeOneCall(t *testing.T) {

@@ -15,13 +15,14 @@ import (
 //
 // A page is warm for one key: the device has translations for each
 // registration, and pages made ready through one are not ready through
-// another. A block belongs to the key it was warmed through last.
+// another. It belongs to the key it was warmed through last.
 type warmth struct {
-	shift     uint // log2 of the page size
-	maxPages  int
-	maxBlocks int
-	lru       *simplelru.LRU[uint64, *block] // by page number / blockPages
+	shift    uint // log2 of the page size
+	maxPages int
+	maxParts int
+	lru      *simplelru.LRU[uint64, *block] // by page number / blockPages
 
+	parts   int // of all blocks
 	pages   int // warm now
 	fresh   int // warm now and not used yet
 	warmed  uint64
@@ -32,9 +33,17 @@ type warmth struct {
 // blockPages is how many pages one entry remembers: the bits of a word.
 const blockPages = 64
 
-// block is what is known of blockPages neighbouring pages, one bit each.
-// write and fresh are subsets of warm.
+// block is what is known of blockPages neighbouring pages: a part for each key
+// that some of them are warm for, of which there is one as a rule, and as many as
+// there are buffers where each has a registration of its own. It has no part
+// without warm pages, and no page is in two.
 type block struct {
+	parts []part
+	one   [1]part // of the first, so that one needs no memory of its own
+}
+
+// part has one bit for each page of a block. write and fresh are subsets of warm.
+type part struct {
 	lkey  uint32
 	warm  uint64 // ready for reading at least
 	write uint64 // ready for writing too
@@ -42,14 +51,14 @@ type block struct {
 }
 
 // newWarmth remembers up to maxBytes of warm pages. It also keeps no more
-// blocks than would hold that much at a quarter full, some 200 bytes each, so
-// that pages scattered far apart do not make it large.
+// parts than would hold that much at a quarter full, some 180 bytes each with its
+// block, so that pages scattered far apart do not make it large.
 func newWarmth(pageSize, maxBytes uint64) *warmth {
 	pages := max(maxBytes/pageSize, 1)
 	w := &warmth{
-		shift:     uint(bits.TrailingZeros64(pageSize)),
-		maxPages:  int(min(pages, math.MaxInt32)),
-		maxBlocks: int(min(max(4*pages/blockPages, blockPages), math.MaxInt32)),
+		shift:    uint(bits.TrailingZeros64(pageSize)),
+		maxPages: int(min(pages, math.MaxInt32)),
+		maxParts: int(min(max(4*pages/blockPages, blockPages), math.MaxInt32)),
 	}
 	// The size never binds; NewLRU fails only for a size that is not positive.
 	lru, err := simplelru.NewLRU[uint64, *block](math.MaxInt, nil)
@@ -86,11 +95,11 @@ func (w *warmth) cold(s hca.SGE, write bool) hca.Range {
 	from, to, found := uint64(0), uint64(0), false
 	for i := first / blockPages; i <= last/blockPages; i++ {
 		missing := mask(i, first, last)
-		if b, ok := w.lru.Get(i); ok && b.lkey == s.LKey {
+		if p := w.part(i, s.LKey); p != nil {
 			if write {
-				missing &^= b.write
+				missing &^= p.write
 			} else {
-				missing &^= b.warm
+				missing &^= p.warm
 			}
 		}
 		if missing == 0 {
@@ -114,37 +123,56 @@ func (w *warmth) cold(s hca.SGE, write bool) hca.Range {
 	return hca.Range{Addr: start, Len: end - start}
 }
 
-// add remembers that the pages of s are warm.
+// part is what is known of block i for a key, nil if nothing is. The block becomes
+// recent.
+func (w *warmth) part(i uint64, lkey uint32) *part {
+	b, ok := w.lru.Get(i)
+	if !ok {
+		return nil
+	}
+	for k := range b.parts {
+		if b.parts[k].lkey == lkey {
+			return &b.parts[k]
+		}
+	}
+	return nil
+}
+
+// add remembers that the pages of s are warm, for no other key.
 func (w *warmth) add(s hca.SGE, write bool) {
 	first, last := w.numbers(s.Range())
 	for i := first / blockPages; i <= last/blockPages; i++ {
+		m := mask(i, first, last)
 		b, ok := w.lru.Get(i)
-		if ok && b.lkey != s.LKey {
-			w.drop(b, b.warm)
-			b.lkey = s.LKey
-		}
 		if !ok {
-			b = &block{lkey: s.LKey}
+			b = &block{}
+			b.parts = b.one[:0]
 			w.lru.Add(i, b)
 		}
-		m := mask(i, first, last)
-		more := m &^ b.warm
+		w.drop(b, m, &s.LKey)
+		p := w.part(i, s.LKey)
+		if p == nil {
+			b.parts = append(b.parts, part{lkey: s.LKey})
+			w.parts++
+			p = &b.parts[len(b.parts)-1]
+		}
+		more := m &^ p.warm
 		n := bits.OnesCount64(more)
 		w.pages += n
 		w.fresh += n
 		w.warmed += uint64(n)
-		b.warm |= more
-		b.fresh |= more
+		p.warm |= more
+		p.fresh |= more
 		if write {
-			b.write |= m
+			p.write |= m
 		}
 	}
-	for w.pages > w.maxPages || w.lru.Len() > w.maxBlocks {
+	for w.pages > w.maxPages || w.parts > w.maxParts {
 		_, b, ok := w.lru.RemoveOldest()
 		if !ok {
 			break
 		}
-		w.drop(b, b.warm)
+		w.drop(b, ^uint64(0), nil)
 	}
 }
 
@@ -152,12 +180,12 @@ func (w *warmth) add(s hca.SGE, write bool) {
 func (w *warmth) use(s hca.SGE) {
 	first, last := w.numbers(s.Range())
 	w.each(first, last, func(i uint64) {
-		b, ok := w.lru.Get(i)
-		if !ok || b.lkey != s.LKey {
+		p := w.part(i, s.LKey)
+		if p == nil {
 			return
 		}
-		hit := b.fresh & mask(i, first, last)
-		b.fresh &^= hit
+		hit := p.fresh & mask(i, first, last)
+		p.fresh &^= hit
 		n := bits.OnesCount64(hit)
 		w.fresh -= n
 		w.useful += uint64(n)
@@ -172,8 +200,8 @@ func (w *warmth) forget(r hca.Range) {
 		if !ok {
 			return
 		}
-		w.drop(b, b.warm&mask(i, first, last))
-		if b.warm == 0 {
+		w.drop(b, mask(i, first, last), nil)
+		if len(b.parts) == 0 {
 			w.lru.Remove(i)
 		}
 	})
@@ -199,13 +227,24 @@ func (w *warmth) each(first, last uint64, do func(i uint64)) {
 	}
 }
 
-// drop takes the pages of m, all of them warm, out of b and counts them out.
-func (w *warmth) drop(b *block, m uint64) {
-	n := bits.OnesCount64(b.fresh & m)
-	w.fresh -= n
-	w.useless += uint64(n)
-	w.pages -= bits.OnesCount64(m)
-	b.warm &^= m
-	b.write &^= m
-	b.fresh &^= m
+// drop takes the pages of m out of b, but for those that are warm for the key spare
+// (nil: whatever their key), and counts them out. A part that has none left is gone.
+func (w *warmth) drop(b *block, m uint64, spare *uint32) {
+	left := b.parts[:0]
+	for _, p := range b.parts {
+		if spare == nil || p.lkey != *spare {
+			n := bits.OnesCount64(p.fresh & m)
+			w.fresh -= n
+			w.useless += uint64(n)
+			w.pages -= bits.OnesCount64(p.warm & m)
+			p.warm &^= m
+			p.write &^= m
+			p.fresh &^= m
+		}
+		if p.warm != 0 {
+			left = append(left, p)
+		}
+	}
+	w.parts -= len(b.parts) - len(left)
+	b.parts = left
 }
