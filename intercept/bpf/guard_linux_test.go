@@ -180,7 +180,8 @@ func TestPreempted(t *testing.T) {
 	})
 }
 
-// Without the guard calls are silent: the test above can fail.
+// Without the guard calls are silent, on a kernel that passes programs by: the
+// test above can fail.
 func TestOmit_Guard(t *testing.T) {
 	if !preemptible() {
 		t.Skip("no program is preempted on this kernel (before Linux 7)")
@@ -192,8 +193,16 @@ func TestOmit_Guard(t *testing.T) {
 		defer k.unmap()
 		defer k.Stop()
 		var c tally
-		crowd(t, k, &c, 1<<30, func() bool { return c.silent.Load() > 0 })
-		t.Logf("%d announced before one was silent", c.announced.Load())
+		for range 40 {
+			crowd(t, k, &c, 5_000, func() bool { return c.silent.Load() > 0 })
+			if c.silent.Load() > 0 {
+				t.Logf("%d announced before one was silent", c.announced.Load())
+				return
+			}
+		}
+		entry, _, _ := passedBy(t, k)
+		require.Zero(t, entry, "no call was silent, though the entry was passed by")
+		t.Skipf("this kernel passed no entry by in %d calls", c.announced.Load())
 	})
 }
 
