@@ -157,9 +157,7 @@ func (c *Cache) tryPlansLocked(f *flight) (*Region, error) {
 func (c *Cache) attempt(f *flight, p plan) (*Region, error) {
 	for n := 1; ; n++ {
 		f.now, f.touched, f.owner = p.reg, false, false
-		c.mu.Unlock()
-		w := c.watch(f, p.reg)
-		c.mu.Lock()
+		w := c.watchLocked(f, p.reg)
 		keep := f.once == hca.KeptAllRight && w.Why == hca.KeptAllRight
 		if !keep {
 			c.unshareLocked(f) // of no use to anybody else
@@ -168,11 +166,11 @@ func (c *Cache) attempt(f *flight, p plan) (*Region, error) {
 			return nil, nil // a merge is not worth an eviction
 		}
 		p.keep = keep
-		mr, fits, err := c.registerLocked(p)
-		if mr == nil {
+		r, fits, err := c.registerLocked(f, p, w)
+		if r == nil {
 			return nil, err
 		}
-		r := c.newRegion(f, p.reg, w, mr)
+		r.word = c.wordLocked(w)
 		why := f.once
 		switch {
 		case !keep && why == hca.KeptAllRight:
@@ -212,8 +210,9 @@ func (c *Cache) attempt(f *flight, p plan) (*Region, error) {
 	}
 }
 
-// watch finds out what a kept registration of the range would need.
-func (c *Cache) watch(f *flight, g hca.Range) hca.Watch {
+// watchLocked finds out what a kept registration of the range would need. It lets go
+// of Cache.mu while it asks the monitor.
+func (c *Cache) watchLocked(f *flight, g hca.Range) hca.Watch {
 	switch {
 	case f.once != hca.KeptAllRight:
 		return hca.Watch{Why: f.once}
@@ -222,7 +221,9 @@ func (c *Cache) watch(f *flight, g hca.Range) hca.Watch {
 	case c.monitor == nil:
 		return hca.Watch{Why: hca.UnkeptNoSource}
 	}
+	c.mu.Unlock()
 	w := c.monitor.Watch(g)
+	c.mu.Lock()
 	if w.Kind == hca.MemUnknown && w.Why == hca.KeptAllRight {
 		w.Why = hca.UnkeptNoSource
 	}
@@ -231,10 +232,11 @@ func (c *Cache) watch(f *flight, g hca.Range) hca.Watch {
 
 // registerLocked has the backend register by the plan, and makes room within the
 // limits first if it may be kept; fits is false if there is none. Then the last plan is registered
-// all the same, and others are answered with nil. If the backend runs out, idle Regions are given back and those
+// all the same, and others are answered with nil. The answer is a Region that stands nowhere
+// yet, made where nobody waits for the lock. If the backend runs out, idle Regions are given back and those
 // that are dying waited for, as long as there are any. Cache.mu is held at the
 // beginning and at the end, never in between while the backend works.
-func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
+func (c *Cache) registerLocked(f *flight, p plan, w hca.Watch) (r *Region, fits bool, err error) {
 	g, a := p.reg, p.access
 	bytes := c.pinnedBytes(g)
 	var victims []*Region
@@ -262,9 +264,13 @@ func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 		back := c.count.deregistrations + uint64(len(victims))
 		c.mu.Unlock()
 		c.deregister(victims)
+		var mr *hca.MR
 		mr, err = c.backend.Register(g, a)
 		if err == nil && (mr == nil || !mr.Range.Contains(g) || !mr.Access.Has(a)) {
 			err = c.refuseShort(g, a, mr)
+		}
+		if err == nil {
+			r = c.newRegion(f, g, w, mr)
 		}
 		c.mu.Lock()
 		if err == nil {
@@ -272,7 +278,7 @@ func (c *Cache) registerLocked(p plan) (mr *hca.MR, fits bool, err error) {
 			if c.log.debug {
 				c.noteRegisteredLocked(mr)
 			}
-			return mr, fits, nil
+			return r, fits, nil
 		}
 		c.countUndoLocked(g, err)
 		if p.last && (errors.Is(err, hca.ErrNoMemory) || errors.Is(err, hca.ErrNoKeys)) {
@@ -323,12 +329,13 @@ func (c *Cache) pinnedBytes(g hca.Range) uint64 {
 	return g.Pages(c.info.PageSize).Len
 }
 
-// newRegion makes the Region of a registration, held by the caller.
+// newRegion makes the Region of a registration, held by the caller, who gives it its
+// word when he has Cache.mu.
 func (c *Cache) newRegion(f *flight, g hca.Range, w hca.Watch, mr *hca.MR) *Region {
 	now := c.clock()
 	r := &Region{
 		start: g.Addr, end: g.End(), access: mr.Access, lkey: mr.LKey, rkey: mr.RKey,
-		domains: w.Domains, kind: w.Kind, word: c.wordLocked(w), cache: c,
+		domains: w.Domains, kind: w.Kind, cache: c,
 		cold: &cold{mr: mr, keep: f.held, born: tickOf(now), used: now},
 	}
 	r.cold.of = r
