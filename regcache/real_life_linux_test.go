@@ -219,6 +219,7 @@ func TestC19_UnmapsWithoutGet(t *testing.T) {
 	inWorlds(t, time.Minute, nil, []world{foreign, oneChannel, owned, strict}, regcache.Config{}, func(t *testing.T, k *kit) {
 		mon := k.mon.(*intercept.Monitor)
 		l := k.newLink(t, 4*page)
+		own := pinned(t) // by the link; 0 where the kernel does not count what a ring pins (seen on Linux 7.2)
 		mine := hca.Range{Addr: place(13), Len: 4 * page}
 		k.mapAt(t, memories[0], mine, isFree)
 		for k.cache.Stats().Regions == 0 {
@@ -263,8 +264,8 @@ func TestC19_UnmapsWithoutGet(t *testing.T) {
 		for k.cache.Stats().Registered > 0 { // the first of them may have been left to the reaper
 			runtime.Gosched()
 		}
-		pins := uint64(len(l.buf))
-		require.Equal(t, pins, pinned(t), "more is pinned than the peer's buffer")
+		require.Zero(t, k.back.live())
+		require.Equal(t, own, pinned(t), "more is pinned than the peer's buffer")
 	})
 }
 
