@@ -94,12 +94,12 @@ func (c *Cache) removeLocked(r *Region) bool {
 		c.buryLocked(r)
 		return true
 	}
+	c.recallLocked() // a View may be all that holds it, and must not answer with it
 	if c.revokeLocked(r) {
 		return true
 	}
 	c.loose[r] = struct{}{}
 	c.usage.deadB += r.pinned()
-	c.recallLocked() // a View may be all that holds it
 	return false
 }
 

@@ -15,8 +15,9 @@ import (
 type modelView struct {
 	v      *View // nil: not open
 	last   int
-	recall uint64 // of the cache's, that was heeded
-	hits   uint64 // not told to the cache yet
+	recall uint64         // of the cache's, that was heeded
+	hits   uint64         // not told to the cache yet
+	table  [viewPages]int // the slot to look in first
 	slots  [viewSlots]modelSlot
 	loose  []*modelRegion // out, and not in a slot
 }
@@ -48,7 +49,7 @@ func (v *modelView) empty(m *cacheModel, s *modelSlot) {
 
 func (v *modelView) drop(m *cacheModel) {
 	for i := range v.slots {
-		if s := &v.slots[i]; s.out == 0 {
+		if s := &v.slots[i]; s.out == 0 || !s.r.kept {
 			v.empty(m, s)
 		}
 	}
@@ -56,23 +57,19 @@ func (v *modelView) drop(m *cacheModel) {
 	v.hits = 0
 }
 
-// hit looks into the slots, in the order in which the View does.
+// hit looks into the slots, in the order in which the View does: that which the table
+// names alone as long as there is no reason to look further.
 func (v *modelView) hit(m *cacheModel, g hca.Range, a hca.Access) *modelRegion {
 	fits := func(s modelSlot) bool { return s.live && s.r.g.Contains(g) && s.r.access.Has(a) }
 	take := func(i int) *modelRegion {
-		v.last = i
+		v.last, v.table[viewPage(g.Addr)] = i, i
 		v.slots[i].out++
 		v.hits++
 		return v.slots[i].r
 	}
-	for n := range v.slots {
-		i := (v.last + n) % viewSlots
-		if s := v.slots[i]; fits(s) {
-			if v.recall == m.recall && s.r.check != checkProbe && s.r.kept {
-				return take(i)
-			}
-			break
-		}
+	i := v.table[viewPage(g.Addr)]
+	if s := v.slots[i]; fits(s) && v.recall == m.recall && s.r.check != checkProbe {
+		return take(i) // and it is alive: else the View would have been asked
 	}
 	if v.recall != m.recall {
 		v.recall = m.recall
@@ -90,8 +87,8 @@ func (v *modelView) hit(m *cacheModel, g hca.Range, a hca.Access) *modelRegion {
 	return nil
 }
 
-// keep puts a Region that the cache has just given into a slot.
-func (v *modelView) keep(m *cacheModel, r *modelRegion) {
+// keep puts a Region that the cache has just given for g into a slot.
+func (v *modelView) keep(m *cacheModel, r *modelRegion, g hca.Range) {
 	if r.kept {
 		for n := range v.slots {
 			i := (v.last + 1 + n) % viewSlots
@@ -102,6 +99,7 @@ func (v *modelView) keep(m *cacheModel, r *modelRegion) {
 			v.empty(m, s)
 			*s = modelSlot{r, true, 1}
 			v.last = i
+			v.table[viewPage(g.Addr)], v.table[viewPage(r.g.Addr)] = i, i
 			return
 		}
 	}
@@ -109,10 +107,9 @@ func (v *modelView) keep(m *cacheModel, r *modelRegion) {
 }
 
 func (v *modelView) release(m *cacheModel, r *modelRegion) {
-	for n := range v.slots {
-		s := &v.slots[(v.last+n)%viewSlots]
-		if s.r == r && s.out > 0 {
-			if s.out--; !r.kept || !s.live {
+	for i := range v.slots { // it is in one slot at most
+		if s := &v.slots[i]; s.r == r && s.out > 0 {
+			if s.out--; !r.kept {
 				v.empty(m, s)
 			}
 			return
@@ -176,7 +173,7 @@ func (g *modelRig) viewGet(t require.TestingT, v *modelView, r hca.Range, a hca.
 		return true
 	}
 	want = g.answer(t, cand, want, got)
-	v.keep(m, want)
+	v.keep(m, want, r)
 	return true
 }
 
@@ -379,6 +376,15 @@ func (g *modelRig) closeEnds(t require.TestingT) {
 	}
 }
 
+// outOf is how often the endpoint has what is in a slot.
+func (v *View) outOf(i int) int {
+	out := int(v.slots[i].out)
+	if v.newest != 0 && int(v.last) == i {
+		out++
+	}
+	return out
+}
+
 // checkEnds compares what the Views hold.
 func (g *modelRig) checkEnds(t require.TestingT) {
 	require.Equal(t, g.m.recall, g.c.recall.Load(), "how often Views were asked")
@@ -394,7 +400,7 @@ func (g *modelRig) checkEnds(t require.TestingT) {
 				r = s.r.region
 			}
 			want = append(want, fmt.Sprintf("%p found %v out %d", r, s.live, s.out))
-			have = append(have, fmt.Sprintf("%p found %v out %d", v.v.slots[i].r, v.v.slots[i].end != 0, v.v.slots[i].out))
+			have = append(have, fmt.Sprintf("%p found %v out %d", v.v.slots[i].r, v.v.slots[i].end != 0, v.v.outOf(i)))
 		}
 		require.Equal(t, want, have, "what a View holds")
 	}

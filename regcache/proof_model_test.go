@@ -675,6 +675,7 @@ func (g *modelRig) abandon() {
 	}
 	for i := range g.views {
 		if v := g.views[i].v; v != nil {
+			v.newest = 0
 			for i := range v.slots {
 				v.slots[i].out = 0
 			}

@@ -2,7 +2,9 @@ package regcache
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -64,6 +66,47 @@ func TestViewFull(t *testing.T) {
 	require.Equal(t, 3*viewSlots, c.Stats().Regions)
 }
 
+// A Region that there was no slot for, and got again when there was one: it is out of
+// the cache once, and of the View once.
+func TestViewBothKeptAndNot(t *testing.T) {
+	c, _, _ := rig(t, hca.MemOwned, Config{MaxMerge: 1})
+	v := mustView(t, c, "v")
+	var out []*Region
+	for i := range uint64(viewSlots + 1) {
+		out = append(out, viewGet(t, v, at(i, 1), 0))
+	}
+	both := out[viewSlots]
+	v.Release(out[0])
+	require.Same(t, both, viewGet(t, v, at(viewSlots, 1), 0))
+	require.EqualValues(t, 2, both.state.Load()&stRefs)
+	v.Release(both)
+	v.Release(both)
+	require.EqualValues(t, 1, both.state.Load()&stRefs, "that of the View, which holds it still")
+	for _, r := range out[1:viewSlots] {
+		v.Release(r)
+	}
+	require.NoError(t, v.Close())
+	require.Zero(t, both.state.Load()&stRefs)
+}
+
+// A Region that lies across pages is found in the table by each page that it was asked
+// for by, and by the page in which it begins, which is where Release looks.
+func TestViewTableKnowsWhatWasKept(t *testing.T) {
+	c, _, _ := rig(t, hca.MemOwned, Config{MaxMerge: 1})
+	mustGet(t, c, at(3, 4), 0).Release()
+	v := mustView(t, c, "v")
+	v.last = 4 // so that it is not slot 0, which is what the table says at first
+	r := viewGet(t, v, at(5, 1), 0)
+	require.NotZero(t, v.last)
+	for _, page := range []uint64{3, 5} {
+		require.EqualValues(t, v.last, v.table[viewPage(at(page, 1).Addr)])
+	}
+	v.Release(r)
+	v.Release(viewGet(t, v, at(6, 1), 0))
+	require.EqualValues(t, v.last, v.table[viewPage(at(6, 1).Addr)])
+	require.NoError(t, v.Close())
+}
+
 // Each script of the protocol, through a View: never the old Region.
 func TestViewIsNeverStale(t *testing.T) {
 	for _, kind := range []hca.MemKind{hca.MemOwned, hca.MemForeign} {
@@ -108,6 +151,205 @@ func TestViewRegionDiesWhileOut(t *testing.T) {
 	require.Equal(t, 1, live)
 	v.Release(fresh)
 	require.NoError(t, v.Close())
+}
+
+// Dead while they are out, because the owner said so: none of them is answered with
+// any more, and each goes at its Release, also what was got last.
+func TestViewRegionsDieWhileOut(t *testing.T) {
+	for _, kind := range []hca.MemKind{hca.MemOwned, hca.MemForeign} {
+		c, b, _ := rig(t, kind, Config{MaxMerge: 1})
+		v := mustView(t, c, "v")
+		old := []*Region{viewGet(t, v, at(0, 1), 0), viewGet(t, v, at(1, 1), 0), viewGet(t, v, at(2, 1), 0)}
+		require.Equal(t, 3, c.Invalidate(at(0, 3)))
+		for i := range old {
+			fresh := viewGet(t, v, at(uint64(i), 1), 0)
+			require.NotSame(t, old[i], fresh)
+			v.Release(fresh)
+		}
+		for i := range old {
+			v.Release(old[i])
+			live, _, _ := b.counts()
+			require.Equal(t, 5-i, live)
+		}
+		last := viewGet(t, v, at(1, 1), 0)
+		c.Invalidate(at(1, 1))
+		v.Release(last)
+		live, _, _ := b.counts()
+		require.Equal(t, 2, live)
+		require.NoError(t, v.Close())
+	}
+}
+
+// A Region that was exported is deregistered while the View holds it.
+func TestViewRegionIsRevoked(t *testing.T) {
+	c, b, _ := rig(t, hca.MemOwned, Config{})
+	v := mustView(t, c, "v")
+	old := viewGet(t, v, at(0, 1), 0)
+	x, err := old.Export()
+	require.NoError(t, err)
+	v.Release(old)
+	c.Invalidate(at(0, 1))
+	<-x.Revoked()
+	fresh := viewGet(t, v, at(0, 1), 0)
+	require.NotSame(t, old, fresh)
+	v.Release(fresh)
+	require.NoError(t, v.Close())
+	_, _, twice := b.counts()
+	require.Zero(t, twice)
+}
+
+// slot is where the View has r.
+func (v *View) slot(r *Region) uint32 {
+	return uint32(slices.IndexFunc(v.slots[:], func(s viewSlot) bool { return s.r == r }))
+}
+
+// alike are n pages that have one entry of a View's table.
+func alike(n int) (pages []uint64) {
+	for page := uint64(0); len(pages) < n; page++ {
+		if viewPage(at(page, 1).Addr) == viewPage(at(0, 1).Addr) {
+			pages = append(pages, page)
+		}
+	}
+	return pages
+}
+
+// The table may say what it likes: the Region is the right one, to get and to give
+// back, and is not got from the cache again.
+func TestViewTableIsAHint(t *testing.T) {
+	c, b, _ := rig(t, hca.MemOwned, Config{MaxMerge: 1})
+	v := mustView(t, c, "v")
+	pages := alike(viewSlots)
+	var want []*Region
+	for _, p := range pages {
+		want = append(want, viewGet(t, v, at(p, 1), hca.LocalWrite))
+	}
+	v.Drop()
+	hits := c.Stats().Hits
+	for i, p := range pages { // each looks first where the one before was
+		for range 2 {
+			require.Same(t, want[i], viewGet(t, v, at(p, 1), 0))
+			require.EqualValues(t, i, (v.last-v.slot(want[0]))%viewSlots)
+			require.EqualValues(t, v.last, v.table[viewPage(at(p, 1).Addr)], "the next look is there")
+		}
+	}
+	v.Drop()
+	require.Equal(t, hits+2*viewSlots, c.Stats().Hits)
+	for says := range 256 {
+		for i, p := range pages {
+			for k := range v.table {
+				v.table[k] = uint8(says)
+			}
+			require.Same(t, want[i], viewGet(t, v, at(p, 1), hca.LocalWrite))
+			for k := range v.table {
+				v.table[k] = uint8(says)
+			}
+			v.Release(want[i])
+		}
+	}
+	for range 3 {
+		for _, r := range want {
+			v.Release(r)
+		}
+	}
+	_, made, _ := b.counts()
+	require.Equal(t, viewSlots, made)
+	require.NoError(t, v.Close())
+	for _, r := range want {
+		require.Zero(t, r.state.Load()&stRefs)
+	}
+}
+
+// A slot that does not do for what is asked is not answered with, although the table
+// says so.
+func TestViewSlotMustDo(t *testing.T) {
+	first := at(10, 2).Addr
+	for _, ask := range []struct {
+		g   hca.Range
+		a   hca.Access
+		err error
+	}{
+		{g: hca.Range{Addr: first - 1, Len: 2}},
+		{g: at(9, 1)},
+		{g: at(10, 3)},
+		{g: at(11, 2)},
+		{g: at(12, 1)},
+		{g: hca.Range{Addr: first, Len: 2*pg + 1}},
+		{g: at(10, 2), a: hca.RemoteRead},
+		{g: hca.Range{Addr: first}, err: hca.ErrInvalid},
+		{g: hca.Range{Addr: first, Len: -first}, err: hca.ErrInvalid},
+		{g: hca.Range{Addr: first + pg, Len: math.MaxUint64}, err: hca.ErrInvalid},
+	} {
+		c, _, _ := rig(t, hca.MemOwned, Config{MaxMerge: 1})
+		v := mustView(t, c, "v")
+		r := viewGet(t, v, at(10, 2), 0)
+		v.Release(r)
+		for k := range v.table {
+			v.table[k] = uint8(v.last)
+		}
+		other, err := v.Get(ask.g, ask.a)
+		if ask.err == nil {
+			require.NoError(t, err)
+			require.NotSame(t, r, other)
+			require.True(t, other.Range().Contains(ask.g) && other.Access().Has(ask.a))
+			v.Release(other)
+		}
+		require.ErrorIs(t, err, ask.err)
+		require.NoError(t, v.Close())
+	}
+}
+
+// In whatever order they are given back, one of them got twice: what is out is
+// counted, is not let go of, and is let go of when it is not out any more.
+func TestViewReleasesInAnyOrder(t *testing.T) {
+	c, _, _ := rig(t, hca.MemOwned, Config{MaxMerge: 1})
+	pages := append(alike(2), 1)
+	gets := []uint64{pages[0], pages[1], pages[0], pages[2]}
+	permutations(len(gets), func(order []int) {
+		v := mustView(t, c, "v")
+		var got []*Region
+		out := map[*Region]int{}
+		for _, p := range gets {
+			r := viewGet(t, v, at(p, 1), 0)
+			got = append(got, r)
+			out[r]++
+		}
+		for n, i := range order {
+			if n%2 == 0 { // straight after a Get, or a Release
+				v.Drop()
+				for r, n := range out {
+					require.Equal(t, n > 0, r.state.Load()&stRefs > 0, "%v", order)
+				}
+			}
+			require.ErrorContains(t, v.Close(), fmt.Sprintf("%d Regions are out", len(gets)-n))
+			v.Release(got[i])
+			out[got[i]]--
+		}
+		v.Drop()
+		for r := range out {
+			require.Zero(t, r.state.Load()&stRefs)
+		}
+		require.NoError(t, v.Close())
+	})
+}
+
+// permutations calls f with every order of n things.
+func permutations(n int, f func([]int)) {
+	order := make([]int, 0, n)
+	var next func()
+	next = func() {
+		if len(order) == n {
+			f(order)
+			return
+		}
+		for i := range n {
+			if !slices.Contains(order, i) {
+				order = append(order, i)
+				next()
+				order = order[:len(order)-1]
+			}
+		}
+	}
+	next()
 }
 
 // What a View holds and its endpoint does not use comes back when the cache
@@ -323,5 +565,51 @@ func BenchmarkView(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// BenchmarkViewAtRandom is View.Get and Release of a page in one of eight owned
+// Regions in an order that no processor can foresee (the generator of BenchmarkView
+// repeats its low bits soon enough to be learned), each given back at once or as the
+// fourth from then.
+func BenchmarkViewAtRandom(b *testing.B) {
+	for _, k := range []struct {
+		name          string
+		pages, behind uint64
+	}{{"pages=1", 1, 0}, {"pages=16", 16, 0}, {"pages=256", 256, 0}, {"pages=1/behind=4", 1, 4}} {
+		b.Run(k.name, func(b *testing.B) {
+			c, base, _ := benchCache(b, hca.MemOwned)
+			v := mustView(b, c, "v")
+			region := func(i uint64) hca.Range {
+				return hca.Range{Addr: base.Addr + i*512*pg, Len: k.pages * pg}
+			}
+			for i := range uint64(2 * viewSlots) {
+				v.Release(viewGet(b, v, region(i%viewSlots), hca.LocalWrite))
+			}
+			var out [4]*Region
+			x := uint64(1)
+			b.ResetTimer()
+			for n := range uint64(b.N) {
+				x ^= x << 13
+				x ^= x >> 7
+				x ^= x << 17
+				r, _ := v.Get(hca.Range{Addr: region(x>>20%viewSlots).Addr + x>>40%k.pages*pg, Len: pg}, hca.LocalWrite)
+				if k.behind == 0 {
+					v.Release(r)
+					continue
+				}
+				if n >= k.behind {
+					v.Release(out[n%4])
+				}
+				out[n%4] = r
+			}
+			b.StopTimer()
+			for i := range min(k.behind, uint64(b.N)) {
+				v.Release(out[i])
+			}
+			if err := v.Close(); err != nil {
+				b.Error(err)
+			}
+		})
 	}
 }

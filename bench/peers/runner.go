@@ -98,6 +98,9 @@ func hitAnyRanges(c *regcache.Cache, all []hca.Range, n uint32, times uint64, x 
 }
 
 func viewBytes(v *regcache.View, mem []byte, n uint32, times uint64, x uint32) (uint32, error) {
+	if n == 0 { // or it would be looked at in every round
+		return x, nil
+	}
 	for range times {
 		x = x*1664525 + 1013904223
 		off := uint64((x>>8)%n) * stride
@@ -111,6 +114,9 @@ func viewBytes(v *regcache.View, mem []byte, n uint32, times uint64, x uint32) (
 }
 
 func viewRanges(v *regcache.View, base uint64, n uint32, times uint64, x uint32) (uint32, error) {
+	if n == 0 { // or it would be looked at in every round
+		return x, nil
+	}
 	for range times {
 		x = x*1664525 + 1013904223
 		r, err := v.Get(hca.Range{Addr: base + uint64((x>>8)%n)*stride, Len: regionLen}, access)
