@@ -124,16 +124,20 @@ func open(cfg Config, guard bool) (k *kernel, err error) {
 		return k, err
 	}
 	watched := make([]*ebpf.Program, len(b.watched()))
-	byName := map[string]*ebpf.Program{}
+	once := map[string]*ebpf.Program{}
 	for i, p := range all {
-		if p.watched >= 0 {
+		switch {
+		case p.once:
+			once[p.name] = loaded[i]
+			defer loaded[i].Close()
+			continue
+		case p.watched >= 0:
 			watched[p.watched] = loaded[i]
 		}
-		byName[p.name] = loaded[i]
+		k.programs = append(k.programs, loaded[i])
 	}
-	k.programs = loaded
 	if guard {
-		if err := k.findCounts(b, watched, byName[nameWalk], byName[nameCheck]); err != nil {
+		if err := k.findCounts(b, watched, once[nameWalk], once[nameCheck]); err != nil {
 			return k, err
 		}
 	}

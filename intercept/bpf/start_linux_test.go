@@ -186,8 +186,8 @@ func (o objects) end(t *testing.T) {
 // complete insists that these are what a monitor has.
 func (o objects) complete(t *testing.T) {
 	t.Helper()
-	require.GreaterOrEqual(t, len(o["link"]), 2, "%v", o)
-	require.GreaterOrEqual(t, len(o["prog"]), len(o["link"]), "each attached, or called by one that is")
+	require.GreaterOrEqual(t, len(o["prog"]), 2, "%v", o)
+	require.Len(t, o["link"], len(o["prog"]), "%v", o)
 	require.Len(t, o["map"], 3)
 	require.Equal(t, o, o.living(t))
 }
