@@ -762,6 +762,25 @@ func TestNoAllocationOnAHit(t *testing.T) {
 	}))
 }
 
+// A miss allocates the Region, its cold part, and what the backend does.
+func TestAllocationsOfAMiss(t *testing.T) {
+	if debugging {
+		t.Skip("a build that traces references allocates for each")
+	}
+	for _, kind := range []hca.MemKind{hca.MemOwned, hca.MemForeign} {
+		c, err := New(&bareBackend{}, Config{Monitor: &scriptMonitor{kind: kind}, MaxMerge: 1})
+		require.NoError(t, err)
+		n := uint64(0)
+		require.EqualValues(t, 3, testing.AllocsPerRun(1000, func() {
+			n += 2
+			r, _ := c.Get(at(n, 1), 0)
+			r.Release()
+		}))
+		require.EqualValues(t, n/2, c.Stats().Misses)
+		require.NoError(t, c.Close())
+	}
+}
+
 // I9, the bookkeeping half: events with no Get in between take no memory.
 func TestC19_EventsTakeNoMemory(t *testing.T) {
 	c, _, m := rig(t, hca.MemForeign, Config{})

@@ -93,7 +93,7 @@ func TestHitsMakeNoSystemCalls(t *testing.T) {
 					if regcache.Tracing {
 						t.Skip("a build that traces references does more on each hit")
 					}
-					mem, m := memoryOf(t, kind)
+					mem, m := memoryOf(t, kind, 4)
 					back := &quietBackend{}
 					c, err := regcache.New(back, regcache.Config{Monitor: m, SweepEvery: -1})
 					require.NoError(t, err)
@@ -126,18 +126,58 @@ func TestHitsMakeNoSystemCalls(t *testing.T) {
 	}
 }
 
+// A miss makes no system call of the cache's own either, where the monitor knows the
+// mapping: no probe, because whoever hits the new Region makes his own.
+func TestMissesMakeNoSystemCalls(t *testing.T) {
+	for _, kind := range []hca.MemKind{hca.MemHeld, hca.MemOwned, hca.MemForeign} {
+		t.Run(kind.String(), func(t *testing.T) {
+			t.Parallel()
+			childtest.Calls(t, 30*time.Second, childEnv(), func(t *testing.T) func() {
+				mem, m := memoryOf(t, kind, 8192)
+				back := &quietBackend{}
+				c, err := regcache.New(back, regcache.Config{Monitor: m, SweepEvery: -1, MaxMerge: 1})
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, c.Close()) })
+				kept(t, c, mem[:4*page], kind)
+				next := 4 * page
+				return func() {
+					made := back.made
+					for range 8 {
+						b := mem[next : next+page]
+						next += 2 * page
+						var r *regcache.Region
+						var err error
+						if kind == hca.MemHeld {
+							r, err = c.GetBytes(b, hca.LocalWrite)
+						} else {
+							r, err = c.Get(hca.RangeOf(b), hca.LocalWrite)
+						}
+						if err != nil || r.UsedOnce() != hca.KeptAllRight || r.Kind() != kind {
+							panic("not kept")
+						}
+						r.Release()
+					}
+					if back.made != made+8 {
+						panic("not every Get was a miss")
+					}
+				}
+			}, func(t *testing.T, calls []childtest.Call) { require.Empty(t, calls) })
+		})
+	}
+}
+
 // uffdioWriteprotect is UFFDIO_WRITEPROTECT of linux/userfaultfd.h.
 const uffdioWriteprotect = 0xc018aa06
 
-// memoryOf gives four pages of a kind, and a monitor for it.
-func memoryOf(t *testing.T, kind hca.MemKind) ([]byte, *intercept.Monitor) {
+// memoryOf gives pages of a kind, and a monitor for it.
+func memoryOf(t *testing.T, kind hca.MemKind, pages int) ([]byte, *intercept.Monitor) {
 	t.Helper()
 	if kind == hca.MemForeign {
 		m, err := intercept.Userfault()
 		if err != nil {
 			t.Skip(err) // the machine forbids userfaultfd, or the build has none
 		}
-		mem, err := unix.Mmap(-1, 0, 4*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		mem, err := unix.Mmap(-1, 0, pages*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, errors.Join(m.Close(), unix.Munmap(mem))) })
 		return mem, m
@@ -146,9 +186,9 @@ func memoryOf(t *testing.T, kind hca.MemKind) ([]byte, *intercept.Monitor) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	if kind == hca.MemHeld {
-		return make([]byte, 4*page), m
+		return make([]byte, pages*page), m
 	}
-	mem, err := m.Mmap(-1, 0, 4*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := m.Mmap(-1, 0, pages*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Munmap(mem)) })
 	return mem, m
