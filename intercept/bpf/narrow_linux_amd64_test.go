@@ -44,6 +44,6 @@ func TestSees_NarrowCall(t *testing.T) {
 		kept(t, m, a)
 		call := narrowCall(t, munmap, uint32(low), uint32(pageSize))
 		require.Equal(t, whole(hca.CauseOwner), during(t, m, a, call))
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why, "it did unmap the page")
+		require.Equal(t, hca.UnkeptNotMapped, watch(t, m, a).Why, "it did unmap the page")
 	})
 }

@@ -111,7 +111,7 @@ func TestUnderWay(t *testing.T) {
 				if way.cause == hca.CauseDiscard {
 					kept(t, m, a)
 				} else {
-					require.Equal(t, hca.UnkeptNotMapped, m.Watch(gone).Why)
+					require.Equal(t, hca.UnkeptNotMapped, watch(t, m, gone).Why)
 				}
 			})
 		})

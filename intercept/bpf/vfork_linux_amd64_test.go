@@ -43,7 +43,7 @@ func TestSees_VforkedChild(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, status.Exited())
 		require.Zero(t, status.ExitStatus(), "munmap failed")
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(gone).Why)
+		require.Equal(t, hca.UnkeptNotMapped, watch(t, m, gone).Why)
 		kept(t, m, part(a, 0, 1)) // nothing of the child's is under way any more
 		kept(t, m, part(a, 3, 1))
 	})
