@@ -75,8 +75,12 @@ func (c *contender) answers(ctx context.Context, args ...string) ([][]string, er
 	return lines, nil
 }
 
-// ask finds out what the contender is. One that cannot say so fails.
+// ask finds out what the contender is, unless it is absent or has failed already.
+// One that cannot say so fails.
 func (c *contender) ask(ctx context.Context) {
+	if c.command == nil || c.failed != nil {
+		return
+	}
 	lines, err := c.answers(ctx, "about")
 	switch {
 	case err != nil:

@@ -24,6 +24,28 @@
 //
 //	go run ./bench/peers -suite testing
 //
+// libfabric's cache belongs to its providers, and those that cache host memory
+// need an RDMA adapter; without one it is named as absent. The machine of
+// .ci/softroce has one, in software. It is emulated, so that times there mean
+// nothing; but it can be given one processor whose clock counts instructions, 2 ns
+// each. -programs builds the C programs for it, those of the packages installed
+// here and those of -suite; -also takes the programs in, the one named last being
+// what ratios are to; -threads 1 leaves out what needs a second processor; and
+// -instruction 2 turns times into numbers of instructions:
+//
+//	go run ./bench/peers -suite testing -programs /tmp/programs
+//	SOFTROCE_ACCEL=icount SOFTROCE_TIMEOUT=1200 .ci/softroce -e FI_VERBS_USE_ODP=1 \
+//	    -b ./bench/peers $(printf ' -f %s' /tmp/programs/*) -- sh -c '
+//	        echo 1 > /proc/sys/vm/overcommit_memory
+//	        peers -part hits -threads 1 -instruction 2 -rounds 1 -iters 100000 \
+//	            -also libfabric=/bin/libfabric -also libfabric-testing=/bin/libfabric-testing \
+//	            -also ucx=/bin/ucx -also ucx-testing=/bin/ucx-testing'
+//
+// Instructions are not time: one that waits for memory, or is locked, counts as
+// one. Two things let the small machine have many ranges: FI_VERBS_USE_ODP makes
+// libfabric's registrations on demand, which pin no memory; and overcommitting
+// lets Go reserve gigabytes that nobody touches. Neither is part of a hit.
+//
 // A program like those in c, for another version or another cache, takes part
 // with -also, for instance a UCX that was built elsewhere:
 //

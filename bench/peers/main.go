@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -26,13 +28,17 @@ const asOurs = "-as"
 
 // options are the flags.
 type options struct {
-	rounds  int
-	iters   uint64
-	regions []uint32
-	format  string
-	part    string
-	suite   string
-	also    []*contender
+	rounds   int
+	iters    uint64
+	regions  []uint32
+	threads  int // 0: any number
+	format   string
+	part     string
+	suite    string
+	also     []*contender
+	programs string // a folder to build into; empty: measure
+	// nanoseconds of an instruction, where the clock counts those; 0: it does not
+	instruction float64
 }
 
 // run is the command; it answers with the exit status.
@@ -51,7 +57,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case err != nil:
 		return 2
 	}
-	if err := compare(ctx, o, stdout, stderr); err != nil {
+	do := compare
+	if o.programs != "" {
+		do = buildPrograms
+	}
+	if err := do(ctx, o, stdout, stderr); err != nil {
 		fmt.Fprintln(stderr, "peers:", err)
 		return 1
 	}
@@ -64,8 +74,10 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	f.IntVar(&o.rounds, "rounds", 5, "how often every contender does every job")
 	f.Uint64Var(&o.iters, "iters", 2_000_000, "gets and puts of each thread in one round; those that register or ask the kernel each time do a tenth")
 	regions := f.String("regions", "16,1024,65536", "how many ranges are cached, one part of the table each")
+	f.IntVar(&o.threads, "threads", 0, "leave out what keeps more threads than this busy, a churner counted; 0: nothing")
+	f.Float64Var(&o.instruction, "instruction", 0, "the clock counts instructions, of so many nanoseconds each: the tables of the first three parts are of instructions; 0: it counts time")
 	f.StringVar(&o.format, "format", "table", "table; markdown: the same for a document; go: the format of Go's benchmarks, for benchstat")
-	f.Func("also", "NAME=PROGRAM: measure this one too; it answers like those in the folder c; may be given again", func(s string) error {
+	f.Func("also", "NAME=PROGRAM: measure this one too, in place of the peer of that name if there is one; it answers like those in the folder c; may be given again", func(s string) error {
 		name, program, ok := strings.Cut(s, "=")
 		if !ok || name == "" || program == "" {
 			return errors.New("want NAME=PROGRAM")
@@ -74,7 +86,8 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 		return nil
 	})
 	f.StringVar(&o.part, "part", "all", "hits, front, cold, contention or all")
-	f.StringVar(&o.suite, "suite", "", "measure the UCX of this suite of Debian too, for instance testing: fetched by apt-get into the user's cache folder, not installed")
+	f.StringVar(&o.suite, "suite", "", "measure the peers of this suite of Debian too, for instance testing: fetched by apt-get into the user's cache folder, not installed")
+	f.StringVar(&o.programs, "programs", "", "build the peers' programs into this folder, for another computer, and measure nothing")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -95,6 +108,10 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 		return o, bad("what is %q? there are only flags", f.Arg(0))
 	case o.rounds < 1:
 		return o, bad("-rounds is %d; at least 1", o.rounds)
+	case o.threads < 0:
+		return o, bad("-threads is %d; a number of threads, or 0", o.threads)
+	case !(o.instruction >= 0):
+		return o, bad("-instruction is %v; nanoseconds, or 0", o.instruction)
 	case o.iters < 1:
 		return o, bad("-iters is 0; at least 1")
 	case o.format != "table" && o.format != "markdown" && o.format != "go":
@@ -109,14 +126,19 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 
 // parts are those that were asked for.
 func (o options) parts() (some []part) {
-	const hitTime = "nanoseconds of one thread's processor time per get and put of a cached range"
+	ofThread, of := "nanoseconds of one thread's processor time", "nanoseconds of processor time"
+	if o.instruction > 0 {
+		ofThread, of = "instructions of one thread", "instructions"
+	}
+	hitTime := ofThread + " per get and put of a cached range"
 	for _, p := range []part{
 		{"hits", "Hit", hitTime, hitJobs(o.regions, o.iters)},
 		{"front", "Front", hitTime + ", in a View, or of each in a batch", frontJobs(o.iters)},
-		{"cold", "Cold", "nanoseconds of processor time per miss, of the thread; or per end and the hit after it, of the process", coldJobs(o.regions, o.iters)},
+		{"cold", "Cold", of + " per miss, of the thread; or per end and the hit after it, of the process", coldJobs(o.regions, o.iters)},
 		{"contention", "Contention", "nanoseconds of single gets and puts, percentiles of HDR histograms; each sample contains two readings of the clock, which are at least \"clock\" apart", contentionJobs(o.iters)},
 	} {
 		if o.part == "all" || o.part == p.name {
+			p.jobs = slices.DeleteFunc(p.jobs, func(j job) bool { return o.threads > 0 && j.busy() > o.threads })
 			some = append(some, p)
 		}
 	}
@@ -137,12 +159,15 @@ func compare(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 	if err := unpack(dir); err != nil {
 		return err
 	}
+	sources := filepath.Join(dir, "c")
 	var all []*contender
 	for _, p := range peers {
-		all = append(all, p.build(ctx, dir))
+		if !slices.ContainsFunc(o.also, func(c *contender) bool { return c.name == p.name }) {
+			all = append(all, p.build(ctx, dir, sources))
+		}
 	}
 	if o.suite != "" {
-		all = append(all, suiteUCX(ctx, o.suite, dir))
+		all = append(all, suitePeers(ctx, o.suite, dir, sources)...)
 	}
 	for _, c := range o.also {
 		c.ask(ctx)

@@ -45,7 +45,7 @@ func contenders(t *testing.T) (all []*contender) {
 	dir := t.TempDir()
 	require.NoError(t, unpack(dir))
 	for _, p := range peers {
-		all = append(all, p.build(t.Context(), dir))
+		all = append(all, p.build(t.Context(), dir, filepath.Join(dir, "c")))
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -209,7 +209,7 @@ func TestLimit(t *testing.T) {
 func TestAbsentPeers(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, unpack(dir))
-	build := func(p peer) *contender { return p.build(t.Context(), dir) }
+	build := func(p peer) *contender { return p.build(t.Context(), dir, filepath.Join(dir, "c")) }
 
 	no := build(peer{name: "none", source: "ucx.c", header: "no/such/header.h", install: "libnone-dev"})
 	require.NoError(t, no.failed)
@@ -273,20 +273,96 @@ func TestAlso(t *testing.T) {
 	require.Regexp(t, `(?m)^mine +Mine 7.0$`, out)
 	require.Regexp(t, `(?m)^not +FAILED: not: .*no such file`, out)
 	require.Regexp(t, `(?m)^ +16 ranges, 1 thread .*\b123\.4 `, out)
+
+	// In place of the peer of that name.
+	out, errs, status = command(t, "-rounds=1", "-iters=100", "-part=hits", "-regions=16", "-threads=1", "-also=ucx="+program)
+	require.Zero(t, status, "%s%s", out, errs)
+	require.Equal(t, []string{"Mine 7.0"}, submatches(`(?m)^ucx +(.*)$`, out), out)
+}
+
+// Where the clock counts instructions, the tables say so and are of those.
+func TestInstructions(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "mine")
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n[ $1 = about ] && echo about Mine 7.0 || echo ns 123.4\n"), 0o755))
+	for part, what := range map[string]string{
+		"hits":  "hits: instructions of one thread per get and put",
+		"front": "front: instructions of one thread per get and put",
+		"cold":  "cold: instructions per miss",
+	} {
+		out, errs, status := command(t, "-rounds=1", "-iters=100", "-part="+part, "-regions=16", "-threads=1", "-instruction=2", "-also=ucx="+program)
+		require.Zero(t, status, "%s%s", out, errs)
+		require.Contains(t, out, what)
+		require.Regexp(t, `(?m)^ +(16|8) ranges, .*\b61\.7 `, out)
+		require.NotContains(t, out, "123.4")
+		require.NotContains(t, out, "nanoseconds")
+	}
+}
+
+// With -threads jobs that keep more threads busy are left out, and no others.
+func TestThreads(t *testing.T) {
+	count := func(threads int) (jobs int) {
+		o := options{regions: []uint32{16, 65536}, iters: 7, part: "all", threads: threads}
+		for _, p := range o.parts() {
+			require.NotEmpty(t, p.jobs)
+			for _, j := range p.jobs {
+				if jobs++; threads > 0 {
+					require.LessOrEqual(t, j.threads, threads)
+					require.False(t, j.churn != churnNone && j.threads == threads, j.name())
+				}
+			}
+		}
+		return jobs
+	}
+	all := count(0)
+	require.Equal(t, all, count(4))
+	require.Equal(t, all-1, count(2), "four threads on one Region")
+	// hits: 1 and 4 of other sizes; front: 2; cold: all 7; contention: 2.
+	require.Equal(t, 2+4+2+7+2, count(1))
+}
+
+// The programs for another computer are the peers that can be built here, and
+// nothing is measured.
+func TestPrograms(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "programs")
+	out, errs, status := command(t, "-programs="+dir)
+	require.Zero(t, status, errs)
+	for _, c := range contenders(t) {
+		if path := filepath.Join(dir, c.name); c.ours {
+			require.NoFileExists(t, path)
+		} else if _, err := os.Stat(path); err == nil {
+			require.Contains(t, out, path+"\n")
+			got := peerAs(c.name, path)
+			got.ask(t.Context())
+			require.Equal(t, c.about, got.about)
+		} else {
+			require.Contains(t, errs, c.name+" is absent: ")
+		}
+	}
+	require.NotContains(t, out, "ranges")
+}
+
+func submatches(expr, s string) (all []string) {
+	for _, m := range regexp.MustCompile(expr).FindAllStringSubmatch(s, -1) {
+		all = append(all, m[1])
+	}
+	return all
 }
 
 func TestFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"-rounds=0":     "-rounds is 0",
-		"-iters=0":      "-iters is 0",
-		"-format=xml":   `-format is "xml"`,
-		"-part=nothing": `-part is "nothing"`,
-		"something":     `what is "something"?`,
-		"-regions=1":    `-regions is "1"`,
-		"-regions=9,":   `-regions is "9,"`,
-		"-also=this":    "want NAME=PROGRAM",
-		"-suite=../x":   `-suite is "../x"`,
-		"-bogus":        "not defined",
+		"-rounds=0":        "-rounds is 0",
+		"-iters=0":         "-iters is 0",
+		"-threads=-1":      "-threads is -1",
+		"-instruction=-1":  "-instruction is -1",
+		"-instruction=NaN": "-instruction is NaN",
+		"-format=xml":      `-format is "xml"`,
+		"-part=nothing":    `-part is "nothing"`,
+		"something":        `what is "something"?`,
+		"-regions=1":       `-regions is "1"`,
+		"-regions=9,":      `-regions is "9,"`,
+		"-also=this":       "want NAME=PROGRAM",
+		"-suite=../x":      `-suite is "../x"`,
+		"-bogus":           "not defined",
 	} {
 		out, errs, status := command(t, args)
 		require.Equal(t, 2, status, args)
@@ -319,28 +395,60 @@ func TestJobs(t *testing.T) {
 	require.Contains(t, errs, `no contender of ours is called "nothing"`)
 }
 
-// Without what it takes to fetch another suite's UCX, that is absent and says so.
+// Without what it takes to fetch another suite's peers, they are absent and say so.
 func TestSuiteIsAbsent(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
-	c := suiteUCX(t.Context(), "testing", t.TempDir())
-	require.Equal(t, "no gcc; apt install gcc", c.absent)
+	why := func() string {
+		all := suitePeers(t.Context(), "testing", t.TempDir(), t.TempDir())
+		require.Len(t, all, len(peers))
+		for i, c := range all {
+			require.NoError(t, c.failed)
+			require.Equal(t, peers[i].name+"-testing", c.name)
+			require.Equal(t, all[0].absent, c.absent)
+		}
+		return all[0].absent
+	}
 	for name, script := range map[string]string{
-		"gcc": "exit 0", "dpkg": "echo amd64", "dpkg-deb": "exit 0",
+		"dpkg": "echo amd64", "dpkg-deb": "exit 0",
 		"apt-get": "echo E: The repository does not exist. >&2; exit 100",
 	} {
-		require.NotContains(t, suiteUCX(t.Context(), "testing", t.TempDir()).absent, "repository")
+		require.NotContains(t, why(), "repository")
 		require.NoError(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	}
-	c = suiteUCX(t.Context(), "testing", t.TempDir())
-	require.NoError(t, c.failed)
-	if !strings.Contains(c.absent, "no Debian package source") { // on another system than Debian
-		require.Regexp(t, `^apt-get update of Debian testing from \S+: exit status 100: E: The repository does not exist.$`, c.absent)
+	if absent := why(); !strings.Contains(absent, "no Debian package source") { // on another system than Debian
+		require.Regexp(t, `^apt-get update of Debian testing from \S+: exit status 100: E: The repository does not exist.$`, absent)
 	}
 	left, err := filepath.Glob(filepath.Join(os.Getenv("XDG_CACHE_HOME"), "holdfast-peers", "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// A suite that was fetched before all of the peers were is fetched again; one
+// that has them all is not.
+func TestSuiteIsFetchedOnce(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	t.Setenv("PATH", t.TempDir()) // with nothing to fetch by
+	tree := filepath.Join(cache, "holdfast-peers", "testing", "usr")
+	for i, p := range peers {
+		_, err := openSuite(t.Context(), "testing")
+		require.ErrorContains(t, err, "no apt-get to fetch", "%d of the peers are there", i)
+		header := filepath.Join(tree, "include", p.header)
+		require.NoError(t, os.MkdirAll(filepath.Dir(header), 0o755))
+		require.NoError(t, os.WriteFile(header, nil, 0o644))
+	}
+	_, err := openSuite(t.Context(), "testing")
+	require.ErrorContains(t, err, "no loader")
+	loader := filepath.Join(tree, "lib", "here", "ld-linux-here.so.2")
+	require.NoError(t, os.MkdirAll(filepath.Dir(loader), 0o755))
+	require.NoError(t, os.WriteFile(loader, nil, 0o755))
+	s, err := openSuite(t.Context(), "testing")
+	require.NoError(t, err)
+	require.Equal(t, suiteFiles{suite: "testing", include: filepath.Join(tree, "include"), libs: filepath.Dir(loader), loader: loader}, s)
+	no := s.compile(t.Context(), peers[0], t.TempDir(), t.TempDir(), nil)
+	require.Equal(t, "no gcc; apt install gcc", no.absent)
 }
 
 // The real thing, from Debian's servers: HOLDFAST_PEERS_SUITE=testing.
@@ -349,14 +457,29 @@ func TestSuite(t *testing.T) {
 	if suite == "" {
 		t.Skip("HOLDFAST_PEERS_SUITE names no suite of Debian to download from")
 	}
-	c := suiteUCX(t.Context(), suite, unpacked(t))
-	require.NoError(t, c.failed)
-	require.Empty(t, c.absent)
-	require.Regexp(t, `^UCX \d+\.\d+`, c.about)
+	all := suitePeers(t.Context(), suite, t.TempDir(), filepath.Join(unpacked(t), "c"))
+	require.Len(t, all, 2)
+	ucx, libfabric := all[0], all[1]
+	require.NoError(t, ucx.failed)
+	require.Empty(t, ucx.absent)
+	require.Regexp(t, `^UCX \d+\.\d+`, ucx.about)
 	j := filled([]job{{regions: 16, threads: 1}}, modeHit, 1000)[0]
-	c.run(t.Context(), j)
-	require.NoError(t, c.failed)
-	require.Len(t, c.results[j.key()], 1)
+	ucx.run(t.Context(), j)
+	require.NoError(t, ucx.failed)
+	require.Len(t, ucx.results[j.key()], 1)
+	require.Contains(t, libfabric.absent, "-programs")
+
+	// And for another computer: each beside the libraries that it links.
+	dir := t.TempDir()
+	out, errs, status := command(t, "-suite="+suite, "-programs="+dir)
+	require.Zero(t, status, errs)
+	for _, name := range []string{"ucx-" + suite, "libfabric-" + suite} {
+		require.Contains(t, out, filepath.Join(dir, name)+"\n")
+	}
+	for _, name := range []string{"libucp.so.0", "libucs.so.0", "libucm.so.0", "libuct.so.0", "libfabric.so.1"} {
+		require.FileExists(t, filepath.Join(dir, name))
+	}
+	require.NoFileExists(t, filepath.Join(dir, "libc.so.6"))
 }
 
 func unpacked(t *testing.T) string {

@@ -120,7 +120,7 @@ func (r *report) times(g *grid, p part, some []*contender) {
 		for _, c := range some {
 			ns, ratio := "-", ""
 			if v := median(c.results[j.key()], nsOf); v > 0 {
-				ns = fmt.Sprintf("%.1f", v)
+				ns = fmt.Sprintf("%.1f", r.shown(v))
 				if peer != nil && c != peer && len(peer.results[j.key()]) > 0 {
 					ratio = fmt.Sprintf("%.2fx", v/median(peer.results[j.key()], nsOf))
 				}
@@ -131,6 +131,14 @@ func (r *report) times(g *grid, p part, some []*contender) {
 			g.row(row...)
 		}
 	}
+}
+
+// shown is a time as the tables have it.
+func (r *report) shown(ns float64) float64 {
+	if r.instruction > 0 {
+		return ns / r.instruction
+	}
+	return ns
 }
 
 // spread fills a table of one row a job and contender.

@@ -10,44 +10,92 @@ import (
 	"strings"
 )
 
-// suitePackages are what ucx.c needs of another suite: UCX, and the C library
-// that it was built with. Nothing is installed: they are unpacked beside each
-// other, and the program is linked to run with that loader and these libraries.
-var suitePackages = []string{"libucx0", "libucx-dev", "libc6"}
+// suitePackages are what the programs in c need of another suite: the peers, and
+// the C library that they were built with. Nothing is installed: they are unpacked
+// beside each other.
+func suitePackages() []string {
+	all := []string{"libc6"}
+	for _, p := range peers {
+		all = append(all, p.runtime, p.install)
+	}
+	return all
+}
 
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// suiteUCX is the UCX of another suite of Debian as a contender. One that cannot be
-// had is absent. What was downloaded is used until its folder is removed.
-func suiteUCX(ctx context.Context, suite, dir string) *contender {
-	c := peerAs("ucx-"+suite, filepath.Join(dir, "ucx-"+suite))
-	absent := func(err error) *contender {
-		c.command, c.absent = nil, err.Error()
-		return c
-	}
-	gcc, err := exec.LookPath("gcc")
-	if err != nil {
-		return absent(fmt.Errorf("no gcc; apt install gcc"))
-	}
+// suiteFiles are the packages of another suite of Debian, unpacked.
+type suiteFiles struct {
+	suite, include, libs, loader string
+}
+
+// openSuite fetches the packages, if that was not done before: what was downloaded
+// is used until its folder is removed.
+func openSuite(ctx context.Context, suite string) (s suiteFiles, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return absent(err)
+		return s, err
 	}
 	tree := filepath.Join(cache, "holdfast-peers", suite)
-	if _, err := os.Stat(tree); err != nil {
-		if err := fetch(ctx, suite, tree); err != nil {
-			return absent(err)
+	s = suiteFiles{suite: suite, include: filepath.Join(tree, "usr/include")}
+	for _, p := range peers {
+		if _, err := os.Stat(filepath.Join(s.include, p.header)); err != nil {
+			if err := fetch(ctx, suite, tree); err != nil {
+				return s, err
+			}
+			break
 		}
 	}
 	loaders, err := filepath.Glob(filepath.Join(tree, "usr/lib/*/ld-linux*.so.*"))
 	if err != nil || len(loaders) != 1 {
-		return absent(fmt.Errorf("%s: no loader in its usr/lib: %v", tree, loaders))
+		return s, fmt.Errorf("%s: no loader in its usr/lib: %v", tree, loaders)
 	}
-	libs := filepath.Dir(loaders[0])
-	c.compile(ctx, gcc, []string{"-I" + filepath.Join(tree, "usr/include"), filepath.Join(dir, "c", "ucx.c"),
-		"-L" + libs, "-Wl,--allow-shlib-undefined", "-Wl,-rpath," + libs, "-Wl,--dynamic-linker=" + loaders[0],
-		"-lucp", "-lucs", "-lucm"})
+	s.loader, s.libs = loaders[0], filepath.Dir(loaders[0])
+	return s, nil
+}
+
+// here links a program to run with the suite's loader and these libraries where
+// they lie.
+func (s suiteFiles) here() []string {
+	return []string{"-Wl,-rpath," + s.libs, "-Wl,--dynamic-linker=" + s.loader}
+}
+
+// elsewhere links it to run where the suite's C library is the system's, with the
+// peer's libraries in the folder that it lies in. That they are looked for
+// there for each other too takes the old kind of tag.
+func (s suiteFiles) elsewhere() []string {
+	return []string{"-Wl,--disable-new-dtags,-rpath,$ORIGIN"}
+}
+
+// compile makes the program of a peer of the suite.
+func (s suiteFiles) compile(ctx context.Context, p peer, dir, sources string, link []string) *contender {
+	c := peerAs(p.name+"-"+s.suite, filepath.Join(dir, p.name+"-"+s.suite))
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		c.command, c.absent = nil, "no gcc; apt install gcc"
+		return c
+	}
+	args := []string{"-I" + s.include, filepath.Join(sources, p.source), "-L" + s.libs, "-Wl,--allow-shlib-undefined"}
+	c.compile(ctx, gcc, append(append(args, link...), p.libs...))
 	return c
+}
+
+// suitePeers are the peers of another suite of Debian as contenders. Those that
+// cannot be had, or not run here, are absent.
+func suitePeers(ctx context.Context, suite, dir, sources string) (all []*contender) {
+	s, err := openSuite(ctx, suite)
+	for _, p := range peers {
+		c := peerAs(p.name+"-"+suite, "")
+		if err != nil {
+			c.command, c.absent = nil, err.Error()
+		} else if p.rdma {
+			c.command, c.absent = nil, "runs beside its own suite's rdma-core only; -programs builds it for a computer that has it"
+		} else {
+			c = s.compile(ctx, p, dir, sources, s.here())
+			c.ask(ctx)
+		}
+		all = append(all, c)
+	}
+	return all
 }
 
 // fetch downloads and unpacks the packages into tree, by apt-get, with lists and a
@@ -108,17 +156,20 @@ func fetch(ctx context.Context, suite, tree string) (err error) {
 	if err := apt("update"); err != nil {
 		return err
 	}
-	if err := apt(append([]string{"download"}, suitePackages...)...); err != nil {
+	if err := apt(append([]string{"download"}, suitePackages()...)...); err != nil {
 		return err
 	}
 	debs, err := filepath.Glob(filepath.Join(work, "archives", "*.deb"))
-	if err != nil || len(debs) != len(suitePackages) {
-		return fmt.Errorf("apt-get downloaded %d packages, not %d", len(debs), len(suitePackages))
+	if err != nil || len(debs) != len(suitePackages()) {
+		return fmt.Errorf("apt-get downloaded %d packages, not %d", len(debs), len(suitePackages()))
 	}
 	for _, deb := range debs {
 		if out, err := exec.CommandContext(ctx, "dpkg-deb", "-x", deb, filepath.Join(work, "tree")).CombinedOutput(); err != nil {
 			return fmt.Errorf("dpkg-deb -x %s: %v: %s", filepath.Base(deb), err, lastLine(out))
 		}
+	}
+	if err := os.RemoveAll(tree); err != nil { // of a version that fetched less
+		return err
 	}
 	return os.Rename(filepath.Join(work, "tree"), tree)
 }

@@ -158,6 +158,14 @@ func (j job) name() string {
 	return s
 }
 
+// busy is how many threads the job keeps busy at a time.
+func (j job) busy() int {
+	if j.churn != churnNone {
+		return j.threads + 1
+	}
+	return j.threads
+}
+
 // key is the job among all jobs.
 func (j job) key() string { return string(j.mode) + "/" + j.name() }
 
