@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -177,6 +179,57 @@ func TestViewRegionsDieWhileOut(t *testing.T) {
 		live, _, _ := b.counts()
 		require.Equal(t, 2, live)
 		require.NoError(t, v.Close())
+	}
+}
+
+// The recall count is looked at after the counter: an event that was counted before a
+// Get and is applied while it looks makes it miss. (The other order is found out by a
+// run in two or three: Get would have to be held up between its two looks.)
+func TestViewLooksAtTheRecallCountLast(t *testing.T) {
+	c, _, m := rig(t, hca.MemOwned, Config{})
+	v := mustView(t, c, "v")
+	var has, gone atomic.Uint64 // the number of the Region that the View has, and of that which is gone
+	stop := make(chan struct{})
+	rounds := uint64(3000)
+	if debugging { // each Get takes far longer
+		rounds = 300
+	}
+	go func() {
+		defer close(stop)
+		for n := uint64(1); n <= rounds; n++ {
+			for has.Load() < n {
+				runtime.Gosched()
+			}
+			m.put(at(0, 1))
+			m.counter.Add(hca.CounterStep)
+			gone.Store(n)
+			c.mu.Lock()
+			c.applyLocked()
+			c.mu.Unlock()
+		}
+	}()
+	defer func() {
+		has.Store(math.MaxUint64)
+		<-stop
+	}()
+	var last *Region
+	for n := uint64(0); ; {
+		select {
+		case <-stop:
+			require.NoError(t, v.Close())
+			return
+		default:
+		}
+		before := gone.Load()
+		r := viewGet(t, v, at(0, 1), 0)
+		if r == last {
+			require.Less(t, before, n, "the Region was gone before it was asked for")
+		} else {
+			n++
+			last = r
+			has.Store(n)
+		}
+		v.Release(r)
 	}
 }
 
