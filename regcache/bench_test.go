@@ -103,3 +103,44 @@ func BenchmarkHitApart(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkHitWalk is Get and Release of random pages of a Region, more pages than could
+// be remembered one by one: of one that is alone, of that of 1 GiB and that of 512 MiB
+// beside Regions of 17 other sizes, and of all 54 of 1 GiB among 1024.
+func BenchmarkHitWalk(b *testing.B) {
+	for _, w := range []struct {
+		name           string
+		regions        uint64
+		first, through uint64 // of the Regions, and every 19th after it, which are asked for
+	}{
+		{"alone", 1, 0, 1}, {"widest", 19, 0, 1}, {"second", 19, 1, 1}, {"many", 1024, 0, 54},
+	} {
+		b.Run(w.name, func(b *testing.B) {
+			c, base, _ := benchCache(b, hca.MemOwned)
+			addr := base.Addr + 12345<<12 // no Region begins where a block does
+			var asked []hca.Range
+			for i := range w.regions {
+				g := hca.Range{Addr: addr, Len: 1 << (30 - i%19)}
+				r, err := c.Get(g, hca.LocalWrite)
+				require.NoError(b, err)
+				r.Release()
+				if i%19 == w.first {
+					asked = append(asked, g)
+				}
+				addr += g.Len + 1<<20
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			x := uint64(1)
+			for range b.N {
+				x = x*6364136223846793005 + 1442695040888963407
+				g := asked[x>>48%w.through]
+				r, err := c.Get(hca.Range{Addr: g.Addr + x>>20&(g.Len-1)&^4095, Len: 4096}, hca.LocalWrite)
+				if err != nil {
+					b.Fatal(err)
+				}
+				r.Release()
+			}
+		})
+	}
+}

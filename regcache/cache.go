@@ -3,6 +3,7 @@ package regcache
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -96,7 +97,7 @@ func New(b Backend, cfg Config) (*Cache, error) {
 		loose: map[*Region]struct{}{}, exports: map[*Region][]*Export{}, views: map[*View]struct{}{},
 	}
 	c.gone = sync.NewCond(&c.mu)
-	c.index.init()
+	c.index.init(min(info.PageSize, uint64(os.Getpagesize())))
 	if info.Follows {
 		c.monitor = nil // nothing that it tells could make a registration wrong
 	}

@@ -1,7 +1,6 @@
 package regcache
 
 import (
-	"math/bits"
 	"unsafe"
 
 	"example.com/holdfast/hca"
@@ -53,11 +52,15 @@ import (
 // costs their hits anything.
 //
 // The code is in three pieces: lookUp has the steps for the two cheap kinds of
-// memory and the first probes of the table; proved has all of them from 3 on; hit
+// memory and the first places in the index; proved has all of them from 3 on; hit
 // is the same path for those who have already left the straight one.
 
 // lookUp is Get and GetBytes: a hit, or whatever else it takes. p is not nil if
 // the caller has a slice; then addr is 0, and is found in it.
+//
+// It looks at four entries of the index: two where the page may stand in the front, which has
+// what is asked for by its start and what was asked for before; and two where a Region of the
+// widest class may stand in the table, which has more pages than the front can remember.
 //
 // It is written for the compiler. Whatever is not the straight path is left by a
 // call whose result is returned at once, so that nothing has to be saved on the
@@ -71,50 +74,54 @@ func (c *Cache) lookUp(addr, n uint64, a hca.Access, p unsafe.Pointer) (*Region,
 	if end <= addr {
 		return c.get(addr, n, a, p)
 	}
-	t := c.index.table.Load()
-	large := uint(bits.Len64(n-1)) & 63
-	// Two classes, because a buffer that does not begin on a page is registered with
-	// the rest of its pages, which may be of the next class.
-	for classes, i := c.index.classes.Load()>>large<<large, 0; classes != 0 && i < 2; classes, i = classes&(classes-1), i+1 {
-		r := t.entries[t.slot(keyOf(addr, uint(bits.TrailingZeros64(classes))))].Load()
-		if r == nil || r.start > addr || end > r.end || r.access&a != a {
-			continue
-		}
-		if r.check == checkNothing {
-			if r.state.Add(stHit+stRef)&stHitRare == 0 {
-				r.traceGet()
-				return r, nil
+	f := c.index.front.Load()
+	at := f.slot(addr)
+	r := f.entries[at].Load()
+	if !r.covers(addr, end, a) {
+		r = f.entries[at^1].Load()
+		if !r.covers(addr, end, a) {
+			t, key := c.index.widest(addr)
+			r = t.first(key)
+			if !r.covers(addr, end, a) {
+				r = t.first(before(key))
+				if !r.covers(addr, end, a) {
+					return c.lookFurther(addr, end, a, p)
+				}
 			}
-			return c.finish(r, addr, end, a, p)
 		}
-		r.state.Add(stHit + stRef)
-		if c.words[r.word&(maxWords-1)].settled() && r.state.Load()&stHitRare == 0 {
+	}
+	if r.check == checkNothing {
+		if r.state.Add(stHit+stRef)&stHitRare == 0 {
 			r.traceGet()
 			return r, nil
 		}
 		return c.finish(r, addr, end, a, p)
 	}
-	return c.lookFurther(addr, end, a, p)
+	r.state.Add(stHit + stRef)
+	if c.words[r.word&(maxWords-1)].settled() && r.state.Load()&stHitRare == 0 {
+		r.traceGet()
+		return r, nil
+	}
+	return c.finish(r, addr, end, a, p)
 }
 
-// finish ends a look-up that found a Region by its first probes, and has taken
-// the reference, but needs more than the cheapest proof.
+// finish ends a look-up that found a Region in the first places, and has taken
+// the reference, but needs more than the cheapest proof. If the Region is dead it was a hint,
+// which whoever searches takes out, or is just leaving the index.
 func (c *Cache) finish(r *Region, addr, end uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
 	if c.proved(r) {
 		r.traceGet()
 		return r, nil
 	}
+	if r.state.Load()&stDead != 0 {
+		return c.lookFurther(addr, end, a, p)
+	}
 	return c.get(addr, end-addr, a, p)
 }
 
-// lookFurther is what is tried when the first probes found nothing.
+// lookFurther is what is tried when the first places had nothing.
 func (c *Cache) lookFurther(addr, end uint64, a hca.Access, p unsafe.Pointer) (*Region, error) {
-	if r := c.index.hint(addr, end, a); r != nil {
-		r.state.Add(stHit + stRef)
-		return c.finish(r, addr, end, a, p)
-	}
 	if r := c.hit(addr, end, a, maxProbes); r != nil {
-		c.index.hints.at(addr).Store(r)
 		r.traceGet()
 		return r, nil
 	}

@@ -1,6 +1,7 @@
 package regcache
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -27,7 +28,7 @@ func TestModelIndex(t *testing.T) {
 	}
 	program := func(t *rapid.T) {
 		var x index
-		x.init()
+		x.init(pg)
 		var list []*Region
 		insert := func(g hca.Range, a hca.Access) {
 			r := &Region{start: g.Addr, end: g.End(), access: a, cold: &cold{}}
@@ -58,6 +59,7 @@ func TestModelIndex(t *testing.T) {
 				for range n {
 					i := rapid.IntRange(0, len(list)-1).Draw(t, "which")
 					x.remove(list[i])
+					list[i].kill()
 					list = slices.Delete(list, i, i+1)
 				}
 			},
@@ -83,6 +85,7 @@ func TestModelIndex(t *testing.T) {
 			"": func(t *rapid.T) {
 				require.Equal(t, len(list), x.regions)
 				sameRegions(t, list, x.all(nil), func(*Region) bool { return true })
+				require.NoError(t, frontIsRight(&x, func(r *Region) bool { return slices.Contains(list, r) }, true))
 			},
 		})
 	}
@@ -102,4 +105,27 @@ func sameRegions(t *rapid.T, list, got []*Region, want func(*Region) bool) {
 		delete(seen, r)
 	}
 	require.Empty(t, seen, "Regions that are not in the list")
+}
+
+// frontIsRight: the front has Regions of the index and some that are dead, as hints only if
+// nobody else was using the index, and has counted the hints. Nobody may be using it now.
+func frontIsRight(x *index, in func(*Region) bool, alone bool) error {
+	f, hints := x.front.Load(), 0
+	for i := range f.entries {
+		r := f.entries[i].Load()
+		if r == nil {
+			continue
+		}
+		dead, hint := r.state.Load()&stDead != 0, f.isHint(uint64(i), r)
+		if hint {
+			hints++
+		}
+		if in(r) == dead || alone && dead && !hint {
+			return fmt.Errorf("%v is in the front; dead %v, hint %v, in the index %v", r.Range(), dead, hint, in(r))
+		}
+	}
+	if n := int(f.hints.Load()); n != hints {
+		return fmt.Errorf("%d hints in the front, which counts %d", hints, n)
+	}
+	return nil
 }

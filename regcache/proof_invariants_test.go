@@ -86,6 +86,9 @@ func invariants(c *Cache) error {
 	if used != c.index.used || used*8 > len(t.entries)*5 {
 		return fail("the table of %d has %d entries that are not empty and counts %d", len(t.entries), used, c.index.used)
 	}
+	if err := frontIsRight(&c.index, func(r *Region) bool { return in[r] }, false); err != nil {
+		return err
+	}
 
 	listed := map[*Region]bool{}
 	for at := c.recency.oldest; at != nil; at = at.younger {
