@@ -157,13 +157,15 @@ func newFront(size int, page uint) *front {
 // slot is the first entry for the page at addr; the others are slot^1 to
 // slot^(frontLine-1).
 //
-// Regions are often evenly spaced, and for any multiplier there are strides that it maps to
-// so few lines that two Regions in five find no place. With the page mixed with itself
-// before, no stride does that to more than one in thirty, with half of the entries in use
-// (TestStridesInTheFront).
+// A hit that does not find its Region in the first place is not foreseen by the processor,
+// which then waits for memory where it would have gone on: with many Regions that is
+// half of a hit. And Regions are often evenly spaced. So the multiplier is one, of some
+// thousands that were tried, that keeps what is evenly spaced apart as a rule: by a power of two
+// pages, or a page or two more. No multiplier does that for every stride; one that is bad costs
+// time. A hash that mixes well has no bad stride, and no good one either: as many Regions
+// are not in the first place as if there were no order in them (TestStridesInTheFront).
 func (f *front) slot(addr uint64) uint64 {
-	page := addr >> (f.page & 63)
-	return (page ^ page>>12) * 0x9E3779B97F4A7C15 >> (f.shift & 63)
+	return addr >> (f.page & 63) * 0x1CF1E9F82517E1E1 >> (f.shift & 63)
 }
 
 // isHint reports whether r at an entry is a hint there and not its start.
