@@ -509,3 +509,46 @@ func slotOf(k *kernel, r hca.Range) int {
 	}
 	return -1
 }
+
+// A thread whose exit was missed and who goes to sleep in a call that takes nothing
+// away, as a thread of the Go runtime that has nothing to do, does not leave its slot
+// behind until somebody wakes it: it frees it as it enters.
+func TestStint_ExitMissedBeforeASleep(t *testing.T) {
+	inStints(t, func(t *testing.T, k *kernel) {
+		a := memory(t, 1)
+		g := newGate(t)
+		g.over(t, a)
+		var pipe [2]int
+		require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+		defer unix.Close(pipe[0])
+		defer unix.Close(pipe[1])
+		done := make(chan error)
+		var sleep atomic.Bool
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread ends with it
+			done <- unix.Madvise(bytesOf(a), unix.MADV_DONTNEED)
+			for !sleep.Load() {
+				// No system call, so no exit of one.
+			}
+			var one [1]byte
+			_, err := unix.Read(pipe[0], one[:])
+			done <- err
+		}()
+		g.held(t)
+		at := slotOf(k, a)
+		require.GreaterOrEqual(t, at, 0)
+		owner := k.op(at).owner.Load() // as the kernel numbers the thread
+		g.let(t)
+		require.NoError(t, <-done)
+		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 }, 10*time.Second, time.Millisecond)
+
+		// As if the exit had been missed.
+		k.word(atActive).Add(1)
+		k.op(at).owner.Store(owner)
+		sleep.Store(true)
+		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 && k.word(atActive).Load() == 0 }, 10*time.Second, time.Millisecond)
+		_, err := unix.Write(pipe[1], []byte{1})
+		require.NoError(t, err)
+		require.NoError(t, <-done)
+	})
+}

@@ -154,7 +154,15 @@ func (b *builder) enter() asm.Instructions {
 	for _, c := range calls {
 		b.add(asm.JEq.Imm(asm.R8, c.number, c.name))
 	}
-	b.add(asm.Ja.Label("out"))
+	if b.guarded {
+		// If the exit of its last call was missed it may have a slot still, and
+		// this one may take for ever.
+		b.anyActive()
+		b.tid()
+		b.release("out")
+	} else {
+		b.add(asm.Ja.Label("out"))
+	}
 	for _, c := range calls {
 		b.mark(c.name)
 		b.oneRange()
