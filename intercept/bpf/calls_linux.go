@@ -20,20 +20,23 @@ type call struct {
 }
 
 // Two that are no hca.Cause. What they stand for is found out when the slot is
-// taken: how far the heap goes, and whether the file is mapped at all.
+// taken: how far the heap goes, and whether memory of files is watched.
 const (
 	causeBrk  = 64
 	causeFile = 65
 )
 
 const (
-	shmRemap  = 0x4000     // SHM_REMAP, sys/shm.h
-	uffdMove  = 0xc028aa05 // UFFDIO_MOVE, linux/userfaultfd.h
-	protGrows = unix.PROT_GROWSDOWN | unix.PROT_GROWSUP
+	shmRemap    = 0x4000     // SHM_REMAP, sys/shm.h
+	uffdMove    = 0xc028aa05 // UFFDIO_MOVE, linux/userfaultfd.h
+	fsUnresv    = 0x40305829 // FS_IOC_UNRESVSP, linux/falloc.h
+	fsUnresv64  = 0x4030582b // FS_IOC_UNRESVSP64
+	fsZeroRange = 0x40305839 // FS_IOC_ZERO_RANGE
+	protGrows   = unix.PROT_GROWSDOWN | unix.PROT_GROWSUP
 )
 
 func calls() []call {
-	return []call{
+	return append([]call{
 		{"munmap", unix.SYS_MUNMAP, func(b *builder) {
 			b.args(asm.R7, 0, asm.R1, 1)
 			b.cause(hca.CauseUnmap)
@@ -110,31 +113,30 @@ func calls() []call {
 			b.span(asm.R7, asm.R8, true)
 			b.add(asm.Ja.Label("announce"))
 		}},
-		{"truncate", unix.SYS_TRUNCATE, func(b *builder) {
-			b.cause(hca.CauseDiscard)
-			b.add(asm.Ja.Label("whole"))
-		}},
-		{"ftruncate", unix.SYS_FTRUNCATE, func(b *builder) {
-			b.descriptor()
-			b.add(asm.Mov.Imm(asm.R9, causeFile))
-			b.add(asm.Ja.Label("whole"))
-		}},
+		{"truncate", unix.SYS_TRUNCATE, lookFile},
+		{"ftruncate", unix.SYS_FTRUNCATE, lookFile},
 		{"fallocate", unix.SYS_FALLOCATE, func(b *builder) {
-			b.descriptor()
 			b.args(asm.R2, 1)
-			b.add(asm.Mov.Imm(asm.R9, causeFile))
 			b.add(
 				asm.And.Imm(asm.R2, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_COLLAPSE_RANGE|unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_INSERT_RANGE),
-				asm.JEq.Imm(asm.R2, 0, "out"), asm.Ja.Label("whole"),
+				asm.JEq.Imm(asm.R2, 0, "out"),
 			)
+			lookFile(b)
 		}},
+		{"openat", unix.SYS_OPENAT, lookOpen(2)},
+		{"openat2", unix.SYS_OPENAT2, lookFile}, // its flags lie in memory that can change
+		{"open_by_handle_at", unix.SYS_OPEN_BY_HANDLE_AT, lookOpen(2)},
 		{"ioctl", unix.SYS_IOCTL, func(b *builder) {
 			b.args(asm.R1, 1)
 			b.cause(hca.CauseRemap)
 			b.ifMove("whole")
+			b.ifCut("ioctl_file")
 			b.add(asm.Ja.Label("out"))
+			b.mark("ioctl_file")
+			b.add(asm.Mov.Imm(asm.R0, 0))
+			lookFile(b)
 		}},
-	}
+	}, oldCalls()...)
 }
 
 // ifMove goes to yes if the request in R1 is userfaultfd's UFFDIO_MOVE.
@@ -144,6 +146,14 @@ func (b *builder) ifMove(yes string) {
 		asm.LoadImm(asm.R2, uffdMove, asm.DWord),
 		asm.JEq.Reg(asm.R1, asm.R2, yes),
 	)
+}
+
+// ifCut goes to yes if the request in R1, of which ifMove has left 32 bits, is one of
+// the oldest ways to punch holes into files.
+func (b *builder) ifCut(yes string) {
+	for _, request := range []int64{fsUnresv, fsUnresv64, fsZeroRange} {
+		b.add(asm.LoadImm(asm.R2, request, asm.DWord), asm.JEq.Reg(asm.R1, asm.R2, yes))
+	}
 }
 
 // discards are the advices that throw pages away, all but MADV_REMOVE.
@@ -271,53 +281,34 @@ func (b *builder) heapEnd() {
 	)
 }
 
-// descriptor keeps the task, in R7, and the first argument for fileMapped.
-func (b *builder) descriptor() {
-	b.args(asm.R1, 0)
+// filesWatched is for what changes a file, whichever it is: once the counter is
+// unsettled and the slot, on everything, stands in the table, there is no event if
+// no memory of any file has ever been watched. Who watches some later says so before
+// he looks for slots, and finds this one: see kernel.Watch.
+//
+// To look at the file itself would be in vain. The descriptor, the path or the
+// flags in memory name one file here and another when the call comes to use them,
+// if a second thread sees to that.
+func (b *builder) filesWatched() {
+	b.at(asm.R1, atFiles)
 	b.add(
-		asm.StoreMem(asm.RFP, onTask, asm.R7, asm.DWord),
-		asm.LSh.Imm(asm.R1, 32), asm.RSh.Imm(asm.R1, 32), // the kernel takes 32 bits
-		asm.StoreMem(asm.RFP, onReq, asm.R1, asm.DWord),
+		asm.LoadMem(asm.R1, asm.R1, 0, asm.DWord), asm.JEq.Imm(asm.R1, 0, "settle"),
+		asm.Mov.Imm(asm.R9, int32(hca.CauseDiscard)),
 	)
 }
 
-// fileMapped is for what changes a file, once the counter is unsettled and the
-// slot, on everything, stands in the table: if nobody has the file mapped
-// there is no event. Who maps it later and registers it finds the slot. (A
-// thread that puts another file behind the descriptor at this very moment
-// could deceive us.)
-func (b *builder) fileMapped() {
-	// The task is read like the rest, through the pointer as a number.
-	b.add(asm.LoadMem(asm.R6, asm.RFP, onTask, asm.DWord))
-	b.follow(asm.R6, b.off.files)
-	b.follow(asm.R6, b.off.fdt)
-	b.add(
-		asm.Mov.Reg(asm.R3, asm.R6), asm.Add.Imm(asm.R3, int32(b.off.maxFDs)),
-		asm.Mov.Imm(asm.R2, 4),
-	)
-	b.read()
-	b.add(
-		asm.LoadMem(asm.R1, asm.RFP, onRead, asm.Word),
-		asm.LoadMem(asm.R2, asm.RFP, onReq, asm.DWord),
-		asm.JGE.Reg(asm.R2, asm.R1, "settle"), // no such descriptor
-	)
-	b.follow(asm.R6, b.off.fds)
-	b.add(asm.LoadMem(asm.R2, asm.RFP, onReq, asm.DWord), asm.LSh.Imm(asm.R2, 3), asm.Add.Reg(asm.R6, asm.R2))
-	b.follow(asm.R6, 0)
-	b.follow(asm.R6, b.off.mapping)
-	b.follow(asm.R6, b.off.mapped)
-	b.add(asm.Mov.Imm(asm.R9, int32(hca.CauseDiscard)))
+// lookOpen is for a call that opens a file with the flags in this argument.
+func lookOpen(flags int) func(b *builder) {
+	return func(b *builder) {
+		b.args(asm.R1, flags)
+		b.add(asm.And.Imm(asm.R1, unix.O_TRUNC), asm.JEq.Imm(asm.R1, 0, "out"))
+		lookFile(b)
+	}
 }
 
-// follow replaces the address in reg by the pointer that lies off bytes behind
-// it, and goes to "settle" if there is none.
-func (b *builder) follow(reg asm.Register, off int16) {
-	b.add(
-		asm.Mov.Reg(asm.R3, reg), asm.Add.Imm(asm.R3, int32(off)),
-		asm.Mov.Imm(asm.R2, 8),
-	)
-	b.read()
-	b.add(asm.LoadMem(reg, asm.RFP, onRead, asm.DWord), asm.JEq.Imm(reg, 0, "settle"))
+// lookFile is for a call that may take pages out of a file.
+func lookFile(b *builder) {
+	b.add(asm.Mov.Imm(asm.R9, causeFile), asm.Ja.Label("whole"))
 }
 
 // read reads R2 bytes at the kernel's address R3; what cannot be read is 0.

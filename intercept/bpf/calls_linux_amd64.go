@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
 )
@@ -9,6 +10,14 @@ import (
 // argAt is where struct pt_regs has the arguments of a system call: di, si,
 // dx, r10, r8, r9.
 var argAt = [6]int16{14 * 8, 13 * 8, 12 * 8, 7 * 8, 9 * 8, 8 * 8}
+
+// oldCalls are those that newer processors do not have.
+func oldCalls() []call {
+	return []call{
+		{"open", unix.SYS_OPEN, lookOpen(1)},
+		{"creat", unix.SYS_CREAT, lookFile},
+	}
+}
 
 // numberField is where the kernel keeps the number of a task's system call.
 const numberField = "pt_regs.orig_ax"

@@ -11,3 +11,6 @@ const numberField = "pt_regs.syscallno"
 func (b *builder) narrow()       {}
 func (b *builder) compat(string) {}
 func (b *builder) plain()        {}
+
+// oldCalls are those of older processors: none.
+func oldCalls() []call { return nil }

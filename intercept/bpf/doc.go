@@ -45,10 +45,12 @@
 // operation under way is hca.MemUnknown for Watch; all other is hca.MemOwned,
 // whoever mapped it: its end is announced before it comes and settled after.
 //
-// Truncation and hole punching name a file and not a range: they are events
-// over everything, if the file is mapped anywhere, and under way on everything
-// until they return. The same for process_madvise, whose ranges lie in memory
-// that can change after the program has read it.
+// Truncation and hole punching, opening with O_TRUNC among it, name a file and
+// not a range, and which file is not certain before the call acts: they are under
+// way on everything until they return, and events over everything from the first
+// time on that memory of a file is watched. Who never registers memory of files
+// does not notice them. process_madvise is over everything as well: its ranges lie
+// in memory that can change after the program has read it.
 //
 // io_uring's own madvise, fallocate and ftruncate pass no entry of a system
 // call; two more programs stand where a request is taken and where it is
@@ -61,8 +63,8 @@
 //
 // # What is not seen
 //
-// What another process does to a file that is mapped here; truncation by open
-// with O_TRUNC; and calls that were under way when New was called.
+// What another process does to a file that is mapped here, and calls that were
+// under way when New was called.
 //
 // # Life and concurrency
 //

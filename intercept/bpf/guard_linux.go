@@ -259,6 +259,7 @@ func (b *builder) takes(yes string) {
 		other := b.fresh("no_ioctl")
 		b.add(asm.JNE.Imm(asm.R8, c.number, other), asm.LoadMem(asm.R1, asm.R0, argAt[1], asm.DWord))
 		b.ifMove(yes)
+		b.ifCut(yes)
 		b.mark(other)
 	}
 }

@@ -57,11 +57,21 @@ func (k *kernel) CatchUp()              {}
 // programs in the place of the caller and the table of operations in the place
 // of the ledger: see shared.busy.
 func (k *kernel) Watch(lo, hi uint64) hca.Watch {
+	files := k.word(atFiles).Load() != 0
 	if k.busy(lo, hi) {
 		return hca.Watch{Why: hca.UnkeptUnsettled}
 	}
-	if why := k.mapped(lo, hi); why != hca.KeptAllRight {
+	why, file := k.mapped(lo, hi)
+	if why != hca.KeptAllRight {
 		return hca.Watch{Why: why}
+	}
+	if file && !files {
+		// From here on whatever changes a file is an event: what began before
+		// stands in the table, and what was over by now is over.
+		k.word(atFiles).Store(1)
+		if k.busy(lo, hi) {
+			return hca.Watch{Why: hca.UnkeptUnsettled}
+		}
 	}
 	return hca.Watch{Kind: hca.MemOwned}
 }
@@ -72,49 +82,51 @@ func (k *kernel) Kind(lo, hi uint64) hca.MemKind { return k.Watch(lo, hi).Kind }
 // call of 0.3 us.
 const maxMappings = 1024
 
-// mapped looks whether all of [lo,hi) is.
-func (k *kernel) mapped(lo, hi uint64) hca.Unkept {
+// mapped looks whether all of [lo,hi) is, and whether any of it is of a file.
+func (k *kernel) mapped(lo, hi uint64) (why hca.Unkept, file bool) {
 	k.files.RLock()
 	defer k.files.RUnlock()
 	if k.maps < 0 {
-		return hca.UnkeptNoSource
+		return hca.UnkeptNoSource, false
 	}
 	for range maxMappings {
-		_, end, err := mapping(k.maps, lo)
+		end, of, err := mapping(k.maps, lo)
+		file = file || of
 		switch {
 		case errors.Is(err, syscall.ENOENT):
-			return hca.UnkeptNotMapped
+			return hca.UnkeptNotMapped, false
 		case err != nil:
-			return hca.UnkeptRefused
+			return hca.UnkeptRefused, false
 		case end >= hi:
-			return hca.KeptAllRight
+			return hca.KeptAllRight, file
 		}
 		lo = end
 	}
-	return hca.UnkeptRefused
+	return hca.UnkeptRefused, false
 }
 
-// mapping finds the mapping that holds addr; ENOENT if there is none.
-func mapping(maps int, addr uint64) (start, end uint64, err error) {
-	start, end, err = uffd.Mapping(maps, addr)
+// mapping finds the end of the mapping that holds addr, and whether it is of a file;
+// ENOENT if there is none.
+func mapping(maps int, addr uint64) (end uint64, file bool, err error) {
+	m, err := uffd.Query(maps, addr)
 	if !errors.Is(err, syscall.ENOTTY) {
-		return start, end, err
+		return m.End, m.Kind.Inode != 0, err
 	}
 	// Before Linux 6.11: read the whole list.
 	self, err := procfs.Self()
 	if err != nil {
-		return 0, 0, err
+		return 0, false, err
 	}
 	all, err := self.ProcMaps()
 	if err != nil {
-		return 0, 0, err
+		return 0, false, err
 	}
 	for _, p := range all {
 		if uint64(p.StartAddr) <= addr && addr < uint64(p.EndAddr) {
-			return uint64(p.StartAddr), uint64(p.EndAddr), nil
+			return uint64(p.EndAddr), p.Inode != 0, nil
 		}
 	}
-	return 0, 0, syscall.ENOENT
+	return 0, false, syscall.ENOENT
 }
 
 // rest is how long events may be visible before subscribers are woken once
@@ -184,7 +196,7 @@ func (k *kernel) Counts() source.Counts {
 
 func (k *kernel) String() string {
 	s := "programs in the kernel (bpf) and explicit calls: announces every munmap, mremap, mmap over memory, brk, madvise, shmdt, mprotect and truncation by a system call of this process, before it acts"
-	s += "; not what others do to a shared file, nor open with O_TRUNC"
+	s += "; not what others do to a shared file"
 	if !k.ringSeen {
 		s += ", nor madvise and truncation by io_uring, which this kernel does not let be traced"
 	}

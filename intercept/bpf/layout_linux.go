@@ -21,6 +21,7 @@ const (
 	atAnswer  = 392 // what a program that is run once, at the start, answers
 	atAsked   = 400 // and what it is asked
 	atBlind   = 408 // times that a thread of ours ran where the entries of its calls were passed by
+	atFiles   = 416 // 1: memory of a file has been watched
 	atCounts  = 512 // events, eight words by hca.Cause
 	atOps     = 4096
 	atRing    = atOps + maxOps*opSize

@@ -255,8 +255,6 @@ func findOffsets(guard bool) (off offsets, err error) {
 	}
 	fields := []field{
 		{&off.mm, "task_struct.mm"}, {&off.brk, "mm_struct.brk"},
-		{&off.files, "task_struct.files"}, {&off.fdt, "files_struct.fdt"}, {&off.fds, "fdtable.fd"}, {&off.maxFDs, "fdtable.max_fds"},
-		{&off.mapping, "file.f_mapping"}, {&off.mapped, "address_space.i_mmap.rb_root.rb_node"},
 	}
 	if guard {
 		fields = append(fields, field{&off.pid, "task_struct.pid"}, field{&off.number, numberField}, field{&off.flags2, "task_struct.flags"},
@@ -274,7 +272,8 @@ func findOffsets(guard bool) (off offsets, err error) {
 			fields = append(fields, field{&off.uring, "task_struct.io_uring"})
 		}
 		fields = append(fields, field{&off.opcode, "io_kiocb.opcode"}, field{&off.flags, "io_kiocb.flags"},
-			field{&off.addr, "io_madvise.addr"}, field{&off.length, "io_madvise.len"}, field{&off.advice, "io_madvise.advice"})
+			field{&off.addr, "io_madvise.addr"}, field{&off.length, "io_madvise.len"}, field{&off.advice, "io_madvise.advice"},
+			field{&off.how, "io_open.how.flags"})
 	}
 	for _, f := range fields {
 		path := strings.Split(f.path, ".")
@@ -288,8 +287,8 @@ func findOffsets(guard bool) (off offsets, err error) {
 		}
 		*f.to = int16(bytes)
 	}
-	if most := int16(-onReq + onRead); off.ring && (off.addr+8 > most || off.length+8 > most || off.advice+4 > most) {
-		return off, fmt.Errorf("type information of the kernel: io_madvise is longer than %d bytes: %w", most, ebpf.ErrNotSupported)
+	if most := int16(-onReq + onRead); off.ring && (off.addr+8 > most || off.length+8 > most || off.advice+4 > most || off.how+8 > most) {
+		return off, fmt.Errorf("type information of the kernel: io_madvise or io_open is longer than %d bytes: %w", most, ebpf.ErrNotSupported)
 	}
 	return off, nil
 }

@@ -25,12 +25,10 @@ type offsets struct {
 	inside int16 // bpf_prog.active
 	pptrs  int16 // bpf_array.pptrs
 
-	// The way from a task to the mappings of the file behind a descriptor.
-	files, fdt, fds, maxFDs, mapping, mapped int16
-
 	ring                 bool  // io_uring's are there
 	opcode, flags        int16 // io_kiocb
 	addr, length, advice int16 // io_madvise, which lies at the start of it
+	how                  int16 // io_open.how.flags, the same
 }
 
 // builder writes a program, one instruction after the other.
@@ -195,7 +193,7 @@ func (b *builder) announce() asm.Instructions {
 	b.heapEnd()
 	b.add(asm.Ja.Label("ranges"))
 	b.mark("by_file")
-	b.fileMapped()
+	b.filesWatched()
 	b.mark("ranges")
 	b.add(asm.JEq.Imm(asm.R8, 0, "second"))
 	b.event("out")

@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -168,6 +169,14 @@ func file(t *testing.T) (hca.Range, int) {
 	return a, fd
 }
 
+// watchedFile is file for a monitor that has been asked about it. From then on what
+// changes any file is an event.
+func watchedFile(t *testing.T, m *intercept.Monitor) (hca.Range, int) {
+	a, fd := file(t)
+	kept(t, m, a)
+	return a, fd
+}
+
 func TestSees_RemoveThroughOtherMapping(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
 		a, fd := file(t)
@@ -179,7 +188,7 @@ func TestSees_RemoveThroughOtherMapping(t *testing.T) {
 
 func TestSees_Truncate(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
-		a, fd := file(t)
+		a, fd := watchedFile(t, m)
 		require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() { require.NoError(t, unix.Ftruncate(fd, 0)) }))
 		require.NoError(t, unix.Ftruncate(fd, int64(a.Len)))
 		require.Zero(t, peek(a.Addr), "the page went")
@@ -187,20 +196,41 @@ func TestSees_Truncate(t *testing.T) {
 	})
 }
 
-// A file that nobody has mapped takes nothing away, however it is cut: new files
-// are made that way all the time.
-func TestSees_TruncateUnmapped(t *testing.T) {
+// As long as nobody has asked about memory of a file, what is done to files takes
+// nothing away that is kept: new files are made that way all the time.
+func TestSees_TruncateUnwatched(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
-		a := memory(t, 1)
-		require.Empty(t, during(t, m, a, func() {
-			fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-			require.NoError(t, err)
+		a, fd := file(t)
+		kept(t, m, memory(t, 1)) // that is no file
+		name := filepath.Join(t.TempDir(), "file")
+		everything := func() {
+			for _, way := range waysToCut(t, fd, name) {
+				require.NoError(t, way.do(), way.name)
+				require.NoError(t, unix.Ftruncate(fd, int64(a.Len)))
+			}
+		}
+		require.Empty(t, during(t, m, a, everything))
+		kept(t, m, a)
+		require.NotEmpty(t, during(t, m, a, everything))
+	})
+}
+
+// Whichever file it is: which one the descriptor or the name will stand for when the
+// call acts is not known at its entry.
+func TestSees_FilesCut(t *testing.T) {
+	inChild(t, func(t *testing.T, m *intercept.Monitor) {
+		a, _ := watchedFile(t, m)
+		fd := memfd(t, 4)
+		for _, way := range waysToCut(t, fd, filepath.Join(t.TempDir(), "file")) {
 			require.NoError(t, unix.Ftruncate(fd, int64(4*pageSize)))
-			require.NoError(t, unix.Ftruncate(fd, 0))
-			require.NoError(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(pageSize)))
-			require.NoError(t, unix.Close(fd))
-			require.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EBADF)
-			require.ErrorIs(t, unix.Ftruncate(-1, 0), unix.EBADF)
+			require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() { require.NoError(t, way.do()) }), way.name)
+			kept(t, m, a)
+		}
+		require.Empty(t, during(t, m, a, func() {
+			require.NoError(t, unix.Fallocate(fd, 0, 0, int64(4*pageSize)), "making room")
+			f, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+			require.NoError(t, err)
+			require.NoError(t, unix.Close(f))
 		}))
 	})
 }
@@ -211,29 +241,87 @@ func TestSees_TruncatePrivate(t *testing.T) {
 		fd := memfd(t, 1)
 		a := area(t, 1)
 		mapAt(t, a, unix.MAP_PRIVATE, fd)
+		kept(t, m, a)
 		require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() { require.NoError(t, unix.Ftruncate(fd, 0)) }))
-	})
-}
-
-func TestSees_TruncateByName(t *testing.T) {
-	inChild(t, func(t *testing.T, m *intercept.Monitor) {
-		f, err := os.CreateTemp(t.TempDir(), "")
-		require.NoError(t, err)
-		defer f.Close()
-		a := memory(t, 1)
-		require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() { require.NoError(t, unix.Truncate(f.Name(), 0)) }))
 	})
 }
 
 func TestSees_HolePunch(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
-		a, fd := file(t)
+		a, fd := watchedFile(t, m)
 		require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() {
 			require.NoError(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(pageSize)))
 		}))
 		require.Zero(t, peek(a.Addr), "the page went")
 		require.Empty(t, during(t, m, a, func() { require.NoError(t, unix.Fallocate(fd, 0, 0, int64(a.Len))) }), "making room")
 	})
+}
+
+// wayToCut is a system call that takes pages out of a file.
+type wayToCut struct {
+	name string
+	do   func() error
+}
+
+// waysToCut are those for a file that is open, or that has a name and may be made.
+func waysToCut(t *testing.T, fd int, name string) []wayToCut {
+	require.NoError(t, os.WriteFile(name, make([]byte, pageSize), 0o600))
+	reserve := struct { // struct space_resv, linux/falloc.h
+		kind, whence int16
+		start, len   int64
+		_            [24]byte
+	}{len: int64(pageSize)}
+	ioctl := func(request uintptr) func() error {
+		return func() error {
+			_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(&reserve)))
+			if errno != 0 {
+				return errno
+			}
+			return nil
+		}
+	}
+	ways := []wayToCut{
+		{"ftruncate", func() error { return unix.Ftruncate(fd, 0) }},
+		{"punch", func() error {
+			return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(pageSize))
+		}},
+		{"truncate", func() error { return unix.Truncate(name, 0) }},
+		{"openat", func() error {
+			fd, err := unix.Openat(unix.AT_FDCWD, name, unix.O_RDWR|unix.O_TRUNC|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			return unix.Close(fd)
+		}},
+		{"openat2", func() error {
+			how := unix.OpenHow{Flags: unix.O_RDWR | unix.O_TRUNC | unix.O_CLOEXEC}
+			fd, err := unix.Openat2(unix.AT_FDCWD, name, &how)
+			if err != nil {
+				return err
+			}
+			return unix.Close(fd)
+		}},
+		{"FS_IOC_UNRESVSP", ioctl(fsUnresv)},
+		{"FS_IOC_UNRESVSP64", ioctl(fsUnresv64)},
+	}
+	switch handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, name, 0); err {
+	case nil:
+		ways = append(ways, wayToCut{"open_by_handle_at", func() error {
+			dir, err := unix.Open(filepath.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(dir)
+			fd, err := unix.OpenByHandleAt(dir, handle, unix.O_RDWR|unix.O_TRUNC|unix.O_CLOEXEC)
+			if err != nil {
+				return err
+			}
+			return unix.Close(fd)
+		}})
+	default:
+		t.Logf("without open_by_handle_at: %v", err)
+	}
+	return append(ways, oldWaysToCut(t, name)...)
 }
 
 func TestSees_ProcessMadvise(t *testing.T) {
@@ -372,8 +460,8 @@ func TestSees_UserfaultMove(t *testing.T) {
 	})
 }
 
-// What is opened anew and cut by that: the name says nothing at the entry.
-func TestDoesNotSee_OpenTruncate(t *testing.T) {
+// What is opened anew is cut by that.
+func TestSees_OpenTruncate(t *testing.T) {
 	inChild(t, func(t *testing.T, m *intercept.Monitor) {
 		f, err := os.CreateTemp(t.TempDir(), "")
 		require.NoError(t, err)
@@ -381,7 +469,8 @@ func TestDoesNotSee_OpenTruncate(t *testing.T) {
 		require.NoError(t, f.Truncate(int64(pageSize)))
 		a := area(t, 1)
 		mapAt(t, a, anyFile, int(f.Fd()))
-		require.Empty(t, during(t, m, a, func() {
+		kept(t, m, a)
+		require.Equal(t, whole(hca.CauseDiscard), during(t, m, a, func() {
 			g, err := os.OpenFile(f.Name(), os.O_RDWR|os.O_TRUNC, 0)
 			require.NoError(t, err)
 			require.NoError(t, g.Close())

@@ -21,7 +21,9 @@ import (
 // Operations of io_uring that take memory away, linux/io_uring.h.
 const (
 	opFallocate = 17
+	opOpenat    = 18
 	opMadvise   = 25
+	opOpenat2   = 28
 	opFtruncate = 55
 
 	cqeSkip = 1 << 6 // IOSQE_CQE_SKIP_SUCCESS: no completion if it works
@@ -37,14 +39,21 @@ func (b *builder) submit() asm.Instructions {
 		asm.LoadMem(asm.R8, asm.R6, b.off.opcode, asm.Byte),
 		asm.Mov.Imm(asm.R9, int32(hca.CauseDiscard)),
 		asm.JEq.Imm(asm.R8, opMadvise, "advice"),
+		asm.Mov.Imm(asm.R9, causeFile),
 		asm.JEq.Imm(asm.R8, opFallocate, "all"),
 		asm.JEq.Imm(asm.R8, opFtruncate, "all"),
+		asm.JEq.Imm(asm.R8, opOpenat, "open"), asm.JEq.Imm(asm.R8, opOpenat2, "open"),
 		asm.Ja.Label("out"),
 	)
-	b.mark("advice")
+	b.mark("open") // the kernel has its own copy of the flags
+	b.request()
 	b.add(
-		asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, onReq), asm.Mov.Imm(asm.R2, -onReq+onRead),
-		asm.Mov.Reg(asm.R3, asm.R6), asm.FnProbeReadKernel.Call(),
+		asm.LoadMem(asm.R1, asm.RFP, onReq+b.off.how, asm.DWord),
+		asm.And.Imm(asm.R1, unix.O_TRUNC), asm.JEq.Imm(asm.R1, 0, "out"), asm.Ja.Label("all"),
+	)
+	b.mark("advice")
+	b.request()
+	b.add(
 		asm.LoadMem(asm.R7, asm.RFP, onReq+b.off.addr, asm.DWord),
 		asm.LoadMem(asm.R1, asm.RFP, onReq+b.off.length, asm.DWord),
 		asm.LoadMem(asm.R2, asm.RFP, onReq+b.off.advice, asm.Word),
@@ -74,6 +83,14 @@ func (b *builder) submit() asm.Instructions {
 	b.add(asm.Ja.Label("announce"))
 	b.mark("announce")
 	return b.announce()
+}
+
+// request reads what the request in R6 is about.
+func (b *builder) request() {
+	b.add(
+		asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, onReq), asm.Mov.Imm(asm.R2, -onReq+onRead),
+		asm.Mov.Reg(asm.R3, asm.R6), asm.FnProbeReadKernel.Call(),
+	)
 }
 
 // complete is the program where io_uring completes a request, in whatever

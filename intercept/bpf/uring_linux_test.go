@@ -3,8 +3,10 @@
 package bpf
 
 import (
+	"path/filepath"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -31,13 +33,27 @@ func TestSees_Uring(t *testing.T) {
 			require.Zero(t, u.End(t))
 		}))
 
-		f, fd := file(t)
+		f, fd := watchedFile(t, m)
 		events = during(t, m, f, func() {
 			u.Start(t, opFallocate, 0, int32(fd), 0, pageSize, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0)
 			require.Zero(t, u.End(t))
 		})
 		require.Equal(t, whole(hca.CauseDiscard), slices.Compact(events))
 		require.Zero(t, peek(f.Addr), "the page went")
+		kept(t, m, f)
+
+		name, err := unix.BytePtrFromString(filepath.Join(t.TempDir(), "file"))
+		require.NoError(t, err)
+		open := func(flags uint32) func() {
+			return func() {
+				u.Start(t, opOpenat, 0, unix.AT_FDCWD, 0, uint64(uintptr(unsafe.Pointer(name))), 0o600, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|flags)
+				fd := u.End(t)
+				require.Positive(t, fd)
+				require.NoError(t, unix.Close(int(fd)))
+			}
+		}
+		require.Empty(t, during(t, m, f, open(0)))
+		require.Equal(t, whole(hca.CauseDiscard), slices.Compact(during(t, m, f, open(unix.O_TRUNC))))
 		kept(t, m, f)
 
 		require.Equal(t, whole(hca.CauseDiscard), slices.Compact(during(t, m, f, func() {
