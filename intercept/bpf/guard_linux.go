@@ -64,27 +64,27 @@ import (
 // A request to io_uring that is missed is carried out later by somebody else, and
 // nothing tells of it. So that program is loaded several times (submits), one after
 // the other at the same tracepoint, and the guard counts how many of them will be
-// passed by in a stint. If it is more than one, nothing is kept any more. If it is
-// one, others of them run, unless the task is preempted in the middle of handing
-// requests in and another is passed by when it is back: so the slot of a task that
-// stands inside of io_uring_enter adds up how many were, and if that is more than one
-// nothing is kept any more either. Of three, the slot and the last stint make two at
-// most. A thread of the kernel that polls for requests makes no calls, so for that
+// passed by in a stint. If it is more than missable, nothing is kept any more. If it is
+// fewer, others of them run, unless the task is preempted in the middle of handing
+// requests in and others are passed by when it is back: so the slot of a task that
+// stands inside of io_uring_enter adds up how many were, and if that is more than missable
+// nothing is kept any more either. The slot and the last stint together are fewer than
+// submits. A thread of the kernel that polls for requests makes no calls, so for that
 // one is too many.
 
 // submits is how often the program that takes requests to io_uring is loaded where
-// programs are passed by.
-const submits = 3
+// programs are passed by, and missable how many of them may be.
+const submits, missable = 5, 2
 
 // A row for each processor: of the stint of a task of ours that runs there, which
 // programs are passed by in it, 0: none; whether a call that takes memory away
 // ended in it; and where the kernel counts who is in the middle of a program.
 const (
-	rowSize  = 64
+	rowSize  = 128
 	rowStint = 0
 	rowEnded = 8
-	rowCount = 16 // one each for enter, leave, and submits
-	rowOwn   = 56 // at the start: one for the program that checks the others
+	rowCount = 16                       // one each for enter, leave, and submits
+	rowOwn   = rowCount + 8*(2+submits) // at the start: one for the program that checks the others
 
 	stintEnter  = 1 << 0
 	stintLeave  = 1 << 1
@@ -144,7 +144,7 @@ func (b *builder) guard() asm.Instructions {
 	b.count(atBlind, 1)
 	b.count(atCounter, 1)
 	b.mark("announced")
-	b.add(asm.JLT.Imm(asm.R8, 2*stintSubmit, "out"))
+	b.add(asm.JLT.Imm(asm.R8, (missable+1)*stintSubmit, "out"))
 	b.mark("takes_requests")
 	b.add(asm.Mov.Imm(asm.R0, 0))
 	if b.off.ring {
@@ -219,7 +219,7 @@ func (b *builder) ends() {
 	b.oneRange()
 	b.add(asm.Mov.Imm(asm.R7, 0), asm.Mov.Imm(asm.R8, -1))
 	b.take(true)
-	b.add(asm.LoadMem(asm.R1, asm.RFP, onUring, asm.DWord), asm.JLE.Imm(asm.R1, 1, "went"))
+	b.add(asm.LoadMem(asm.R1, asm.RFP, onUring, asm.DWord), asm.JLE.Imm(asm.R1, missable, "went"))
 	b.count(atBroken, 1)
 
 	b.mark("went")
