@@ -208,7 +208,7 @@ func TestOmit_Guard(t *testing.T) {
 
 // inStints runs body in a child with the programs and the guard. On a kernel that
 // preempts programs the rows fill themselves: see TestPreempted.
-func inStints(t *testing.T, body func(t *testing.T, k *kernel)) {
+func inStints(t *testing.T, body func(t *testing.T, k *kernel, pretend func(programs ...int) (stop func()))) {
 	t.Helper()
 	// A signal of the Go scheduler ends in a system call of its own. Without them a
 	// loop can stop the collector for ever.
@@ -219,25 +219,20 @@ func inStints(t *testing.T, body func(t *testing.T, k *kernel)) {
 		k := startSource(t, Config{})
 		defer k.unmap()
 		defer k.Stop()
-		body(t, k)
+		at := nonzero(t, k)
+		body(t, k, func(programs ...int) func() { return pretend(k, at, programs...) })
 	})
 }
 
 // pretend makes the guard find, on every processor, that somebody is in the middle
 // of the programs with these places in a row, until the answer is called: it has it
-// read a word of the kernel that is never 0 in the place of the count.
-func pretend(t *testing.T, k *kernel, programs ...int) (stop func()) {
-	b := &builder{mapFD: k.block.FD(), slots: k.ring, cpus: rows(k)}
-	var err error
-	b.off, err = findOffsets(false)
-	require.NoError(t, err)
-	space, err := k.whoami(b) // an address space begins with the count of its users
-	require.NoError(t, err)
+// read a word of the kernel that is never 0, at nonzero, in the place of the count.
+func pretend(k *kernel, nonzero uint64, programs ...int) (stop func()) {
 	var undo []func()
 	for cpu := range rows(k) {
 		for _, i := range programs {
 			at := k.row(cpu, rowCount+8*uintptr(i))
-			was := at.Swap(space)
+			was := at.Swap(nonzero)
 			undo = append(undo, func() { at.Store(was) })
 		}
 	}
@@ -246,6 +241,18 @@ func pretend(t *testing.T, k *kernel, programs ...int) (stop func()) {
 			f()
 		}
 	}
+}
+
+// nonzero is where an address space, ours, begins in the kernel: with the count of
+// its users.
+func nonzero(t *testing.T, k *kernel) uint64 {
+	b := &builder{mapFD: k.block.FD(), slots: k.ring, cpus: rows(k)}
+	var err error
+	b.off, err = findOffsets(false)
+	require.NoError(t, err)
+	at, err := k.whoami(b)
+	require.NoError(t, err)
+	return at
 }
 
 // rows is how many there are.
@@ -307,7 +314,7 @@ func general(k *kernel, from uint64) (n int) {
 // anything may have changed if a call that takes memory away ended in it, and else
 // nothing has.
 func TestStint_Counter(t *testing.T) {
-	inStints(t, func(t *testing.T, k *kernel) {
+	inStints(t, func(t *testing.T, k *kernel, pretend func(...int) func()) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		a := memory(t, 1)
@@ -316,7 +323,7 @@ func TestStint_Counter(t *testing.T) {
 		for range 100 {
 			quiet(t, k)
 			from, before := k.word(atClaim).Load(), k.word(atCounter).Load()
-			stop := pretend(t, k, placeEnter)
+			stop := pretend(placeEnter)
 			nap()
 			require.NotZero(t, k.word(atCounter).Load()&hca.Unsettled, "this thread runs")
 			stop()
@@ -331,7 +338,7 @@ func TestStint_Counter(t *testing.T) {
 		require.Positive(t, k.word(atBlind).Load())
 
 		from := k.word(atClaim).Load()
-		stop := pretend(t, k, placeEnter)
+		stop := pretend(placeEnter)
 		nap()
 		require.NoError(t, unix.Madvise(bytesOf(a), unix.MADV_DONTNEED))
 		stop()
@@ -341,7 +348,7 @@ func TestStint_Counter(t *testing.T) {
 
 		// Nobody sees whether a call ended: at worst.
 		from = k.word(atClaim).Load()
-		stop = pretend(t, k, placeEnter, placeLeave)
+		stop = pretend(placeEnter, placeLeave)
 		nap()
 		stop()
 		nap()
@@ -354,7 +361,7 @@ func TestStint_Counter(t *testing.T) {
 // A thread whose stint ends inside of a call, and whose entry was passed by, is
 // taken for one that may be doing anything, until the call returns.
 func TestStint_Inside(t *testing.T) {
-	inStints(t, func(t *testing.T, k *kernel) {
+	inStints(t, func(t *testing.T, k *kernel, pretend func(...int) func()) {
 		a, other := memory(t, 1), memory(t, 1)
 		g := newGate(t)
 		g.over(t, a)
@@ -368,7 +375,7 @@ func TestStint_Inside(t *testing.T) {
 		}()
 		<-ready
 		from := k.word(atClaim).Load()
-		stop := pretend(t, k, placeEnter)
+		stop := pretend(placeEnter)
 		begin <- struct{}{}
 		g.held(t)
 		stop()
@@ -384,7 +391,7 @@ func TestStint_Inside(t *testing.T) {
 // A slot whose operation ended unseen does not stay: it is freed when a stint ends
 // in which the exit was passed by and the thread stands outside.
 func TestStint_ExitMissed(t *testing.T) {
-	inStints(t, func(t *testing.T, k *kernel) {
+	inStints(t, func(t *testing.T, k *kernel, pretend func(...int) func()) {
 		a := memory(t, 1)
 		g := newGate(t)
 		g.over(t, a)
@@ -418,7 +425,7 @@ func TestStint_ExitMissed(t *testing.T) {
 		// As if the exit had been missed.
 		k.word(atActive).Add(1)
 		k.op(at).owner.Store(owner)
-		end := pretend(t, k, placeLeave)
+		end := pretend(placeLeave)
 		defer end()
 		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 && k.word(atActive).Load() == 0 }, 10*time.Second, time.Millisecond)
 	})
@@ -453,12 +460,12 @@ func TestStint_Uring(t *testing.T) {
 		{"ManyWithoutRequest", submitsPassedBy(missable + 1), false, false},
 	} {
 		t.Run(way.name, func(t *testing.T) {
-			inStints(t, func(t *testing.T, k *kernel) {
+			inStints(t, func(t *testing.T, k *kernel, pretend func(...int) func()) {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
 				u := eventtest.NewUring(t)
 				a := memory(t, 1)
-				stop := pretend(t, k, way.passedBy...)
+				stop := pretend(way.passedBy...)
 				nap()
 				if way.request {
 					u.Start(t, opMadvise, 0, -1, 0, a.Addr, uint32(a.Len), unix.MADV_DONTNEED)
@@ -475,7 +482,7 @@ func TestStint_Uring(t *testing.T) {
 
 // A slot whose operation ended unseen is taken over by the thread's next.
 func TestStint_TakenOver(t *testing.T) {
-	inStints(t, func(t *testing.T, k *kernel) {
+	inStints(t, func(t *testing.T, k *kernel, pretend func(...int) func()) {
 		a := memory(t, 1)
 		g := newGate(t)
 		g.over(t, a)
@@ -531,7 +538,7 @@ func slotOf(k *kernel, r hca.Range) int {
 // away, as a thread of the Go runtime that has nothing to do, does not leave its slot
 // behind until somebody wakes it: it frees it as it enters.
 func TestStint_ExitMissedBeforeASleep(t *testing.T) {
-	inStints(t, func(t *testing.T, k *kernel) {
+	inStints(t, func(t *testing.T, k *kernel, pretend func(...int) func()) {
 		a := memory(t, 1)
 		g := newGate(t)
 		g.over(t, a)
