@@ -30,7 +30,7 @@ func TestSees_Munmap(t *testing.T) {
 		// two watched pieces are in it.
 		wide := hca.Range{Addr: a.Addr - pageSize, Len: a.Len + 2*pageSize}
 		require.Equal(t, []hca.Event{unmapEvent(wide)}, during(t, m, cut(wide)), "more than all of it")
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why)
+		eventtest.NotMapped(t, m.Watch(a).Why, a)
 	})
 }
 
@@ -75,7 +75,7 @@ func TestSees_MremapMove(t *testing.T) {
 		}
 		require.Equal(t, []hca.Event{remapEvent(a), unmapEvent(a)}, during(t, m, move))
 		// The watch moved along.
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why)
+		eventtest.NotMapped(t, m.Watch(a).Why, a)
 		require.Equal(t, []hca.Event{unmapEvent(to)}, during(t, m, func() { require.NoError(t, rawMunmap(to.Addr, uintptr(to.Len))) }))
 	})
 }
@@ -115,8 +115,8 @@ func TestSees_MremapShrinkAndMove(t *testing.T) {
 		})
 		require.Contains(t, events, unmapEvent(part(a, 1, 3)))
 		require.Contains(t, events, remapEvent(part(a, 0, 1)))
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(a, 0, 1)).Why)
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(a, 3, 1)).Why)
+		eventtest.NotMapped(t, m.Watch(part(a, 0, 1)).Why, part(a, 0, 1))
+		eventtest.NotMapped(t, m.Watch(part(a, 3, 1)).Why, part(a, 3, 1))
 		require.True(t, armed(t, part(to, 0, 1)), "the watch moved along")
 	})
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"example.com/holdfast/hca"
+	"example.com/holdfast/intercept/internal/eventtest"
 	"example.com/holdfast/intercept/internal/uffd"
 	"example.com/holdfast/internal/childtest"
 	"example.com/holdfast/internal/leaktest"
@@ -65,7 +66,7 @@ func TestWatch_Hole(t *testing.T) {
 		require.NoError(t, rawMunmap(part(a, 3, 1).Addr, uintptr(pageSize)))
 		require.Equal(t, hca.Watch{Kind: hca.MemUnknown, Why: hca.UnkeptNotMapped}, m.Watch(a))
 		watched(t, m, part(a, 0, 3))
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(a, 3, 1)).Why)
+		eventtest.NotMapped(t, m.Watch(part(a, 3, 1)).Why, part(a, 3, 1))
 		// What is mapped into the hole later is not watched, and known not to be.
 		mapAt(t, part(a, 3, 1), private, -1)
 		require.False(t, armed(t, a))
@@ -191,7 +192,7 @@ func TestWatch_HoleInBetween(t *testing.T) {
 		mapAt(t, a, private, -1)
 		settle(t, m)
 		times = -1
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why)
+		eventtest.NotMapped(t, m.Watch(a).Why, a)
 		require.False(t, armed(t, a))
 	})
 }
@@ -315,7 +316,7 @@ func TestWatch_WithoutQuery(t *testing.T) {
 			require.Equal(t, was, now)
 		}
 		watched(t, m, part(space, 1, 2))
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(part(space, 10, 1)).Why)
+		eventtest.NotMapped(t, m.Watch(part(space, 10, 1)).Why, part(space, 10, 1))
 	})
 }
 
@@ -430,7 +431,7 @@ func TestWatch_OutOfDescriptors(t *testing.T) {
 		watched(t, m, others[len(others)-1])
 		require.NoError(t, rawMunmap(a.Addr, uintptr(a.Len)))
 		settle(t, m)
-		require.Equal(t, hca.UnkeptNotMapped, m.Watch(a).Why)
+		eventtest.NotMapped(t, m.Watch(a).Why, a)
 	})
 }
 

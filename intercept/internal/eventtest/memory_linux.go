@@ -96,6 +96,19 @@ func Memory(t testing.TB, n int) hca.Range {
 	return r
 }
 
+// NotMapped insists that why, what a source just said of r after it was unmapped, is
+// hca.UnkeptNotMapped. If it is not, then another thread of the process, the runtime's
+// perhaps, has mapped all of r since.
+func NotMapped(t testing.TB, why hca.Unkept, r hca.Range) {
+	t.Helper()
+	if why == hca.UnkeptNotMapped {
+		return
+	}
+	resident := make([]byte, r.Len/PageSize)
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(r.Addr), uintptr(r.Len), uintptr(unsafe.Pointer(&resident[0])))
+	require.Zero(t, errno, "%v, but it is not mapped", why)
+}
+
 // Memfd gives a file in memory of n pages.
 func Memfd(t testing.TB, n int) int {
 	t.Helper()
