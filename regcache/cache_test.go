@@ -547,6 +547,50 @@ func TestC10_DeafMonitor(t *testing.T) {
 	require.ErrorContains(t, err, "no event of that arrived")
 }
 
+// lateMonitor's counter is unsettled when the event of its exercise is announced, and
+// settles later without a word.
+type lateMonitor struct {
+	*scriptMonitor
+	looked chan struct{} // the cache has read the event
+}
+
+func (m lateMonitor) Exercise() (hca.Range, error) {
+	m.counter.Add(1)
+	go func() {
+		<-m.looked
+		m.counter.Add(^uint64(0))
+	}()
+	return m.scriptMonitor.Exercise()
+}
+
+func (m lateMonitor) Subscribe(wake func()) (hca.Feed, error) {
+	f, err := m.scriptMonitor.Subscribe(wake)
+	return &lateFeed{Feed: f, looked: m.looked}, err
+}
+
+type lateFeed struct {
+	hca.Feed
+	looked chan struct{}
+	told   bool
+}
+
+func (f *lateFeed) Next(buf []hca.Event) int {
+	n := f.Feed.Next(buf)
+	if n == 0 && !f.told { // after the first look at all there is
+		f.told = true
+		close(f.looked)
+	}
+	return n
+}
+
+// A monitor is not refused because its counter settles some time after the event.
+func TestMonitorThatSettlesLate(t *testing.T) {
+	m := lateMonitor{&scriptMonitor{}, make(chan struct{})}
+	c, err := New(&nopBackend{}, Config{Monitor: m})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+}
+
 // C27: users who want different access alternate: two registrations at most.
 func TestC27_AlternatingAccess(t *testing.T) {
 	c, b, _ := rig(t, hca.MemOwned, Config{})

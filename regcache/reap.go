@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"fmt"
+	"runtime"
 	"time"
 
 	"example.com/holdfast/hca"
@@ -80,7 +81,7 @@ func (c *Cache) awaitEvent(feed hca.Feed, before uint64, gone hca.Range) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	seen := false
-	for {
+	for began := time.Now(); ; {
 		g := c.words[0].counter.Load()
 		for n := feed.Next(c.events[:]); n > 0; n = feed.Next(c.events[:]) {
 			for _, e := range c.events[:n] {
@@ -90,6 +91,14 @@ func (c *Cache) awaitEvent(feed hca.Feed, before uint64, gone hca.Range) error {
 		if seen && g != before && g&hca.Unsettled == 0 {
 			c.words[0].applied.Store(g)
 			return nil
+		}
+		if seen {
+			// Nobody need announce that the counter settles, as he does an event.
+			if time.Since(began) > limit {
+				return fmt.Errorf("it is still unsettled %v after it took %v away: nothing could be kept: %w", limit, gone, hca.ErrNotSupported)
+			}
+			runtime.Gosched()
+			continue
 		}
 		select {
 		case <-c.reap:
