@@ -333,7 +333,7 @@ func TestStrangeOrders(t *testing.T) {
 		p, err := w.pair("direct")
 		require.NoError(t, err)
 		_, err = p.Play(context.Background(), 0, 1)
-		require.ErrorIs(t, err, errNoBuffers)
+		require.ErrorContains(t, err, errNoBuffers.Error()) // of whichever rank says so first
 		require.NoError(t, p.Close())
 		playSome(t, w, "pin")
 		w.leave(t)
