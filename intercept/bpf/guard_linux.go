@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -67,7 +66,7 @@ import (
 // passed by in a stint. If it is more than missable, nothing is kept any more. If it is
 // fewer, others of them run, unless the task is preempted in the middle of handing
 // requests in and others are passed by when it is back: so the slot of a task that
-// stands inside of io_uring_enter adds up how many were, and if that is more than missable
+// stands inside of io_uring_enter collects which were, and if they are more than missable
 // nothing is kept any more either. The slot and the last stint together are fewer than
 // submits. A thread of the kernel that polls for requests makes no calls, so for that
 // one is too many.
@@ -88,7 +87,8 @@ const (
 
 	stintEnter  = 1 << 0
 	stintLeave  = 1 << 1
-	stintSubmit = 1 << 8 // times how many of them
+	stintSubmit = 1 << 8  // and the bits above it: which of them
+	stintCount  = 1 << 16 // times how many of them
 )
 
 // rowsAt is where the rows are, behind the ring.
@@ -144,7 +144,7 @@ func (b *builder) guard() asm.Instructions {
 	b.count(atBlind, 1)
 	b.count(atCounter, 1)
 	b.mark("announced")
-	b.add(asm.JLT.Imm(asm.R8, (missable+1)*stintSubmit, "out"))
+	b.add(asm.JLT.Imm(asm.R8, (missable+1)*stintCount, "out"))
 	b.mark("takes_requests")
 	b.add(asm.Mov.Imm(asm.R0, 0))
 	if b.off.ring {
@@ -165,7 +165,9 @@ const userWorker, ioWorker = 0x4000, 0x10
 func (b *builder) watched() []int32 {
 	bits := []int32{stintEnter, stintLeave}
 	if b.off.ring {
-		bits = append(bits, slices.Repeat([]int32{stintSubmit}, submits)...)
+		for i := range submits {
+			bits = append(bits, stintSubmit<<i+stintCount)
+		}
 	}
 	return bits
 }
@@ -205,7 +207,7 @@ func (b *builder) ends() {
 	if b.off.ring {
 		b.add(
 			asm.JNE.Imm(asm.R8, unix.SYS_IO_URING_ENTER, "outside"),
-			asm.LoadMem(asm.R1, asm.RFP, onStint, asm.DWord), asm.RSh.Imm(asm.R1, 8), asm.JEq.Imm(asm.R1, 0, "outside"),
+			asm.LoadMem(asm.R1, asm.RFP, onStint, asm.DWord), asm.RSh.Imm(asm.R1, 8), asm.And.Imm(asm.R1, 1<<submits-1), asm.JEq.Imm(asm.R1, 0, "outside"),
 			asm.StoreMem(asm.RFP, onUring, asm.R1, asm.DWord),
 			asm.Ja.Label("occupies"),
 		)
@@ -219,7 +221,11 @@ func (b *builder) ends() {
 	b.oneRange()
 	b.add(asm.Mov.Imm(asm.R7, 0), asm.Mov.Imm(asm.R8, -1))
 	b.take(true)
-	b.add(asm.LoadMem(asm.R1, asm.RFP, onUring, asm.DWord), asm.JLE.Imm(asm.R1, missable, "went"))
+	b.add(asm.LoadMem(asm.R1, asm.RFP, onUring, asm.DWord), asm.Mov.Imm(asm.R2, 0))
+	for range submits {
+		b.add(asm.Mov.Reg(asm.R3, asm.R1), asm.And.Imm(asm.R3, 1), asm.Add.Reg(asm.R2, asm.R3), asm.RSh.Imm(asm.R1, 1))
+	}
+	b.add(asm.JLE.Imm(asm.R2, missable, "went"))
 	b.count(atBroken, 1)
 
 	b.mark("went")

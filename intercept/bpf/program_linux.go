@@ -222,7 +222,7 @@ func (b *builder) stamp() {
 // used. It changes R0 to R5.
 //
 // general says that the slot is of a call that may not have been announced
-// itself; see guard_linux.go for what it counts.
+// itself; see guard_linux.go for what it collects.
 func (b *builder) take(general bool) {
 	anew, again, taken, noted := b.fresh("anew"), b.fresh("again"), b.fresh("taken"), b.fresh("noted")
 	b.count(atActive, 1)
@@ -268,7 +268,7 @@ func (b *builder) take(general bool) {
 	if general {
 		b.add(
 			asm.LoadMem(asm.R3, asm.RFP, onUring, asm.DWord), asm.LoadMem(asm.R1, asm.R2, 40, asm.DWord),
-			asm.Add.Reg(asm.R3, asm.R1), asm.StoreMem(asm.RFP, onUring, asm.R3, asm.DWord),
+			asm.Or.Reg(asm.R3, asm.R1), asm.StoreMem(asm.RFP, onUring, asm.R3, asm.DWord),
 		)
 	}
 	b.mark(taken)
