@@ -231,11 +231,12 @@ func (c *Cache) watchLocked(f *flight, g hca.Range) hca.Watch {
 }
 
 // registerLocked has the backend register by the plan, and makes room within the
-// limits first if it may be kept; fits is false if there is none. Then the last plan is registered
-// all the same, and others are answered with nil. The answer is a Region that stands nowhere
-// yet, made where nobody waits for the lock. If the backend runs out, idle Regions are given back and those
-// that are dying waited for, as long as there are any. Cache.mu is held at the
-// beginning and at the end, never in between while the backend works.
+// limits first if it may be kept; fits is false if there is none. Then the last plan
+// is registered all the same, and others are answered with nil. The answer is a
+// Region that stands nowhere yet, made where nobody waits for the lock. If the
+// backend runs out, idle Regions are given back and those that are dying waited
+// for, as long as there are any. Cache.mu is held at the beginning and at the end,
+// never in between while the backend works.
 func (c *Cache) registerLocked(f *flight, p plan, w hca.Watch) (r *Region, fits bool, err error) {
 	g, a := p.reg, p.access
 	bytes := c.pinnedBytes(g)
