@@ -81,7 +81,7 @@ func (c *Cache) awaitEvent(feed hca.Feed, before uint64, gone hca.Range) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	seen := false
-	for began := time.Now(); ; {
+	for {
 		g := c.words[0].counter.Load()
 		for n := feed.Next(c.events[:]); n > 0; n = feed.Next(c.events[:]) {
 			for _, e := range c.events[:n] {
@@ -92,13 +92,14 @@ func (c *Cache) awaitEvent(feed hca.Feed, before uint64, gone hca.Range) error {
 			c.words[0].applied.Store(g)
 			return nil
 		}
-		if seen {
-			// Nobody need announce that the counter settles, as he does an event.
-			if time.Since(began) > limit {
+		if seen { // nobody need announce that the counter settles, as he does an event
+			select {
+			case <-timer.C:
 				return fmt.Errorf("it is still unsettled %v after it took %v away: nothing could be kept: %w", limit, gone, hca.ErrNotSupported)
+			default:
+				runtime.Gosched()
+				continue
 			}
-			runtime.Gosched()
-			continue
 		}
 		select {
 		case <-c.reap:
