@@ -52,7 +52,7 @@
 // does not notice them. process_madvise is over everything as well: its ranges lie
 // in memory that can change after the program has read it.
 //
-// io_uring's own madvise, fallocate and ftruncate pass no entry of a system
+// io_uring's own madvise, fallocate, ftruncate and openat pass no entry of a system
 // call; two more programs stand where a request is taken and where it is
 // completed. A request that asks not to be told of its completion
 // (IOSQE_CQE_SKIP_SUCCESS) leaves nothing kept for the life of the monitor.
@@ -80,5 +80,6 @@
 // ring_linux.go how it is read; program_linux.go what the programs are,
 // calls_linux.go which system calls they know, uring_linux.go the same for
 // io_uring, calls_linux_amd64.go and calls_linux_arm64.go what differs;
-// guard_linux.go what is done where the kernel passes programs by.
+// guard_linux.go what is done where the kernel passes programs by,
+// counts_linux.go how that is found out.
 package bpf

@@ -414,20 +414,12 @@ func TestStint_ExitMissed(t *testing.T) {
 		}()
 		defer stop.Store(true)
 		require.NoError(t, <-done)
-		g.held(t)
-		at := slotOf(k, a)
-		require.GreaterOrEqual(t, at, 0)
-		owner := k.op(at).owner.Load() // as the kernel numbers the thread
-		g.let(t)
-		require.NoError(t, <-done)
-		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 }, 10*time.Second, time.Millisecond)
+		at, owner := slotOfHeld(t, k, g, a, done)
 
-		// As if the exit had been missed.
-		k.word(atActive).Add(1)
-		k.op(at).owner.Store(owner)
+		missExit(k, at, owner)
 		end := pretend(placeLeave)
 		defer end()
-		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 && k.word(atActive).Load() == 0 }, 10*time.Second, time.Millisecond)
+		awaitFree(t, k, at)
 	})
 }
 
@@ -496,18 +488,10 @@ func TestStint_TakenOver(t *testing.T) {
 			}
 			done <- unix.Madvise(bytesOf(a), unix.MADV_DONTNEED)
 		}()
-		g.held(t)
-		at := slotOf(k, a)
-		require.GreaterOrEqual(t, at, 0)
-		owner := k.op(at).owner.Load() // as the kernel numbers the thread
-		g.let(t)
-		require.NoError(t, <-done)
-		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 }, 10*time.Second, time.Millisecond)
+		at, owner := slotOfHeld(t, k, g, a, done)
 
-		// As if the exit had been missed.
-		k.word(atActive).Add(1)
 		k.op(at).lo.Store(0)
-		k.op(at).owner.Store(owner)
+		missExit(k, at, owner)
 		again.Store(true)
 		g.held(t)
 		slots := 0
@@ -520,8 +504,36 @@ func TestStint_TakenOver(t *testing.T) {
 		require.True(t, k.busy(a.Addr, a.End()))
 		g.let(t)
 		require.NoError(t, <-done)
-		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 && k.word(atActive).Load() == 0 }, 10*time.Second, time.Millisecond)
+		awaitFree(t, k, at)
 	})
+}
+
+// slotOfHeld is where the operation on a stands in the table that a thread is held
+// in at the gate, and how the kernel numbers the thread. It lets the thread go on,
+// which answers on done, and waits until the slot is free.
+func slotOfHeld(t *testing.T, k *kernel, g gate, a hca.Range, done <-chan error) (at int, owner uint64) {
+	t.Helper()
+	g.held(t)
+	at = slotOf(k, a)
+	require.GreaterOrEqual(t, at, 0)
+	owner = k.op(at).owner.Load()
+	g.let(t)
+	require.NoError(t, <-done)
+	require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 }, 10*time.Second, time.Millisecond)
+	return at, owner
+}
+
+// missExit gives the owner a slot, as if the exit of its last operation had been
+// missed.
+func missExit(k *kernel, at int, owner uint64) {
+	k.word(atActive).Add(1)
+	k.op(at).owner.Store(owner)
+}
+
+// awaitFree waits until the slot is free and nothing is under way.
+func awaitFree(t *testing.T, k *kernel, at int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 && k.word(atActive).Load() == 0 }, 10*time.Second, time.Millisecond)
 }
 
 // slotOf finds the slot of an operation that begins where r does, -1: none.
@@ -558,19 +570,11 @@ func TestStint_ExitMissedBeforeASleep(t *testing.T) {
 			_, err := unix.Read(pipe[0], one[:])
 			done <- err
 		}()
-		g.held(t)
-		at := slotOf(k, a)
-		require.GreaterOrEqual(t, at, 0)
-		owner := k.op(at).owner.Load() // as the kernel numbers the thread
-		g.let(t)
-		require.NoError(t, <-done)
-		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 }, 10*time.Second, time.Millisecond)
+		at, owner := slotOfHeld(t, k, g, a, done)
 
-		// As if the exit had been missed.
-		k.word(atActive).Add(1)
-		k.op(at).owner.Store(owner)
+		missExit(k, at, owner)
 		sleep.Store(true)
-		require.Eventually(t, func() bool { return k.op(at).owner.Load() == 0 && k.word(atActive).Load() == 0 }, 10*time.Second, time.Millisecond)
+		awaitFree(t, k, at)
 		_, err := unix.Write(pipe[1], []byte{1})
 		require.NoError(t, err)
 		require.NoError(t, <-done)
