@@ -151,15 +151,11 @@ func compare(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "peers")
+	dir, sources, remove, err := workFolder()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := unpack(dir); err != nil {
-		return err
-	}
-	sources := filepath.Join(dir, "c")
+	defer func() { err = errors.Join(err, remove()) }()
 	var all []*contender
 	for _, p := range peers {
 		if !slices.ContainsFunc(o.also, func(c *contender) bool { return c.name == p.name }) {
@@ -208,6 +204,19 @@ func compare(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 		}
 	}
 	return err
+}
+
+// workFolder makes a temporary folder, with the sources of the C programs in one
+// inside it.
+func workFolder() (dir, sources string, remove func() error, err error) {
+	if dir, err = os.MkdirTemp("", "peers"); err != nil {
+		return "", "", nil, err
+	}
+	remove = func() error { return os.RemoveAll(dir) }
+	if err := unpack(dir); err != nil {
+		return "", "", nil, errors.Join(err, remove())
+	}
+	return dir, filepath.Join(dir, "c"), remove, nil
 }
 
 // unpack writes the C programs into dir.

@@ -19,15 +19,11 @@ func buildPrograms(ctx context.Context, o options, stdout, stderr io.Writer) (er
 	if err := os.MkdirAll(o.programs, 0o755); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "peers")
+	_, sources, remove, err := workFolder()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := unpack(dir); err != nil {
-		return err
-	}
-	sources := filepath.Join(dir, "c")
+	defer func() { err = errors.Join(err, remove()) }()
 	var all []*contender
 	for _, p := range peers {
 		all = append(all, p.compile(ctx, o.programs, sources))
