@@ -1,7 +1,6 @@
 package intercept
 
 import (
-	"sync"
 	"testing"
 	"time"
 
@@ -140,21 +139,11 @@ func TestManyOperations(t *testing.T) {
 func TestOwnedNeverWhileDying(t *testing.T) {
 	m := explicit(t)
 	r := pages(0, 1)
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			_ = m.Adopt(r)
-			m.Begin(r, hca.CauseUnmap).End()
-		}
-	}()
+	var churn repeating
+	churn.start(func() {
+		_ = m.Adopt(r)
+		m.Begin(r, hca.CauseUnmap).End()
+	})
 	// The hit protocol on Watch itself: what was owned when asked, and is not
 	// announced since, is owned still.
 	owned := 0
@@ -175,7 +164,6 @@ func TestOwnedNeverWhileDying(t *testing.T) {
 		}
 		m.own.Unlock()
 	}
-	close(stop)
-	wg.Wait()
+	churn.end()
 	require.Positive(t, owned)
 }

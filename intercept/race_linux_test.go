@@ -99,37 +99,27 @@ func TestNextHandsOutWhatIsCounted(t *testing.T) {
 		require.NoError(t, err)
 		base := settle(t, m) / hca.CounterStep
 		before := m.Stats()
-		stop := make(chan struct{})
+		var churn repeating
 		// Nobody runs away from who reads: that would be an overflow.
 		var handed atomic.Uint64
 		behind := func() bool { return m.counter.Load()/hca.CounterStep-base-handed.Load() > 4096 }
-		var wg sync.WaitGroup
 		for i := range 5 {
 			r := memory(t, 1)
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					if behind() {
-						runtime.Gosched()
-						continue
-					}
-					if i == 0 {
-						m.Begin(r, hca.CauseDiscard).End()
-						runtime.Gosched()
-						continue
-					}
-					m.Watch(r)
-					if _, err := rawMmap(r.Addr, uintptr(r.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
-						panic(err)
-					}
+			churn.start(func() {
+				if behind() {
+					runtime.Gosched()
+					return
 				}
-			}()
+				if i == 0 {
+					m.Begin(r, hca.CauseDiscard).End()
+					runtime.Gosched()
+					return
+				}
+				m.Watch(r)
+				if _, err := rawMmap(r.Addr, uintptr(r.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
+					panic(err)
+				}
+			})
 		}
 		var got uint64
 		var buf [5]hca.Event
@@ -153,8 +143,7 @@ func TestNextHandsOutWhatIsCounted(t *testing.T) {
 			}
 			checks++
 		}
-		close(stop)
-		wg.Wait()
+		churn.end()
 		counted := settle(t, m)/hca.CounterStep - base // a call returns before its event is in the ring
 		for n := f.Next(buf[:]); n > 0; n = f.Next(buf[:]) {
 			got += uint64(n)
@@ -213,26 +202,17 @@ func TestReaderSurvivesGC(t *testing.T) {
 				m, err := Userfault()
 				require.NoError(t, err)
 				debug.SetGCPercent(10)
-				stop := make(chan struct{})
-				var wg sync.WaitGroup
+				var churn repeating
 				for range 4 {
-					wg.Add(1)
-					go func() {
-						defer wg.Done()
-						var keep [8][]byte
-						for i := 0; ; i++ {
-							select {
-							case <-stop:
-								runtime.KeepAlive(keep)
-								return
-							default:
-							}
-							b := make([]byte, 256<<10)
-							b[0] = 1
-							m.Watch(hca.RangeOf(b))
-							keep[i%len(keep)] = b
-						}
-					}()
+					var keep [8][]byte
+					i := 0
+					churn.start(func() {
+						b := make([]byte, 256<<10)
+						b[0] = 1
+						m.Watch(hca.RangeOf(b))
+						keep[i%len(keep)] = b
+						i++
+					})
 				}
 				// Every other block is dropped: each is discarded by a call of
 				// its own.
@@ -249,8 +229,7 @@ func TestReaderSurvivesGC(t *testing.T) {
 					debug.FreeOSMemory()
 					runtime.KeepAlive(blocks)
 				}
-				close(stop)
-				wg.Wait()
+				churn.end()
 				s := m.Stats()
 				t.Logf("%d discards in %d reads, %d pieces in doubt", s.Discards, s.Reads, s.Taints)
 				require.Greater(t, s.Discards, uint64(1000))
@@ -273,26 +252,16 @@ func TestExec(t *testing.T) {
 		before := list()
 		m, err := Userfault()
 		require.NoError(t, err)
-		stop := make(chan struct{})
+		var churn repeating
 		var churned atomic.Int64
-		var wg sync.WaitGroup
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			r := memory(t, 4)
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				m.Watch(r)
-				if _, err := rawMmap(r.Addr, uintptr(r.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
-					panic(err)
-				}
-				churned.Add(1)
+		r := memory(t, 4)
+		churn.start(func() {
+			m.Watch(r)
+			if _, err := rawMmap(r.Addr, uintptr(r.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
+				panic(err)
 			}
-		}()
+			churned.Add(1)
+		})
 		block := make([]byte, 1<<20)
 		watched(t, m, hca.RangeOf(block))
 		for range 1000 {
@@ -303,8 +272,7 @@ func TestExec(t *testing.T) {
 		for began := time.Now(); churned.Load() == n; runtime.Gosched() {
 			require.Less(t, time.Since(began), 5*time.Second, "the parent does not go on")
 		}
-		close(stop)
-		wg.Wait()
+		churn.end()
 		runtime.KeepAlive(block)
 		require.NoError(t, m.Close())
 		require.False(t, strings.Contains(list(), "holdfast"))
@@ -318,32 +286,22 @@ func TestCloseWhileEventsArrive(t *testing.T) {
 		for range 30 {
 			m, err := Userfault()
 			require.NoError(t, err)
-			stop := make(chan struct{})
-			var wg sync.WaitGroup
+			var churn repeating
 			var n atomic.Int64
 			for range 3 {
 				r := memory(t, 4)
-				wg.Add(1)
-				go func() {
-					defer wg.Done()
-					for {
-						select {
-						case <-stop:
-							return
-						default:
-						}
-						w := m.Watch(r)
-						m.UnderWay(w.Domains)
-						if _, err := rawMmap(r.Addr, uintptr(r.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
-							panic(err)
-						}
-						m.Begin(r, hca.CauseDiscard).End()
-						_ = m.Settled(r)
-						m.Kind(r)
-						_, _ = m.Exercise()
-						n.Add(1)
+				churn.start(func() {
+					w := m.Watch(r)
+					m.UnderWay(w.Domains)
+					if _, err := rawMmap(r.Addr, uintptr(r.Len), rw, private|unix.MAP_FIXED, -1, 0); err != nil {
+						panic(err)
 					}
-				}()
+					m.Begin(r, hca.CauseDiscard).End()
+					_ = m.Settled(r)
+					m.Kind(r)
+					_, _ = m.Exercise()
+					n.Add(1)
+				})
 			}
 			for n.Load() < 20 {
 				runtime.Gosched()
@@ -353,8 +311,7 @@ func TestCloseWhileEventsArrive(t *testing.T) {
 			for n.Load() < after+20 {
 				runtime.Gosched()
 			}
-			close(stop)
-			wg.Wait()
+			churn.end()
 			require.True(t, m.UnderWay(1), "closed: nothing is proven")
 			require.NotZero(t, m.Counter().Load()&hca.Unsettled)
 		}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -146,34 +145,23 @@ func closeWhileForkedChildLives(t *testing.T) {
 	all[0] = to
 
 	release := eventtest.ForkAndHold(t)
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
+	var churn repeating
 	var churned atomic.Int64
 	for i := range 4 { // threads that wait for events at that moment
 		r := all[i+1]
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				m.Watch(r)
-				if err := rawMadvise(r.Addr, uintptr(r.Len), unix.MADV_DONTNEED); err != nil {
-					panic(err)
-				}
-				churned.Add(1)
+		churn.start(func() {
+			m.Watch(r)
+			if err := rawMadvise(r.Addr, uintptr(r.Len), unix.MADV_DONTNEED); err != nil {
+				panic(err)
 			}
-		}()
+			churned.Add(1)
+		})
 	}
 	for churned.Load() < 20 {
 		runtime.Gosched()
 	}
 	require.NoError(t, m.Close())
-	close(stop)
-	wg.Wait()
+	churn.end()
 	for _, r := range all {
 		require.False(t, armed(t, r))
 		require.NoError(t, rawMunmap(r.Addr, uintptr(r.Len)))

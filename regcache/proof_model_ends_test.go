@@ -413,6 +413,17 @@ func (m *cacheModel) replaces(g hca.Range) bool {
 	return slices.ContainsFunc(m.kept, func(r *modelRegion) bool { return g.Pages(pg).Contains(r.g) })
 }
 
+// unseen is what look foretold for a Get whose answer is not known, because the
+// call that it was a part of failed: what it made, or a hit of the one candidate.
+func unseen(cand []*modelRegion, made *modelRegion) *modelRegion {
+	if made != nil {
+		return made
+	}
+	r := cand[0]
+	r.refs, r.hits, r.warm = r.refs+1, r.hits+1, true
+	return r
+}
+
 // batch gets several ranges at once. They have no page in common, so none of
 // them is answered with what was made for another.
 func (g *modelRig) batch(t require.TestingT, rs []hca.Range, a hca.Access) bool {
@@ -441,13 +452,8 @@ func (g *modelRig) batch(t require.TestingT, rs []hca.Range, a hca.Access) bool 
 			}
 			return true
 		}
-		if err != nil { // which one it was is not known yet: bind what must have been answered
-			if made == nil {
-				made = cand[0]
-				made.refs, made.hits = made.refs+1, made.hits+1
-				made.warm = true
-			}
-			got = append(got, made)
+		if err != nil { // by one that comes later
+			got = append(got, unseen(cand, made))
 			continue
 		}
 		got = append(got, g.answer(t, cand, made, out[i]))
@@ -497,12 +503,7 @@ func (g *modelRig) list(t require.TestingT, r hca.Range, a hca.Access, piece uin
 			continue
 		}
 		if err != nil {
-			if made == nil {
-				made = cand[0]
-				made.refs, made.hits = made.refs+1, made.hits+1
-				made.warm = true
-			}
-			got = append(got, made)
+			got = append(got, unseen(cand, made))
 			continue
 		}
 		require.Len(t, l.Regions(), len(cuts))

@@ -34,19 +34,23 @@ func (b *quietBackend) Deregister(*hca.MR) error { return nil }
 // The ways to hit. Each does calledHits of them.
 const calledHits = 24
 
-func hitEach(from interface {
+// getter is a cache or a View.
+type getter interface {
 	Get(hca.Range, hca.Access) (*regcache.Region, error)
 	GetBytes([]byte, hca.Access) (*regcache.Region, error)
-}, mem []byte, held bool, release func(*regcache.Region)) {
+}
+
+// getAs gets b as memory that the cache may hold, or by its addresses alone.
+func getAs(from getter, b []byte, held bool) (*regcache.Region, error) {
+	if held {
+		return from.GetBytes(b, hca.LocalWrite)
+	}
+	return from.Get(hca.RangeOf(b), hca.LocalWrite)
+}
+
+func hitEach(from getter, mem []byte, held bool, release func(*regcache.Region)) {
 	for i := range calledHits {
-		b := mem[i%4*page : i%4*page+page]
-		var r *regcache.Region
-		var err error
-		if held {
-			r, err = from.GetBytes(b, hca.LocalWrite)
-		} else {
-			r, err = from.Get(hca.RangeOf(b), hca.LocalWrite)
-		}
+		r, err := getAs(from, mem[i%4*page:i%4*page+page], held)
 		if err != nil {
 			panic(err)
 		}
@@ -143,15 +147,8 @@ func TestMissesMakeNoSystemCalls(t *testing.T) {
 				return func() {
 					made := back.made
 					for range 8 {
-						b := mem[next : next+page]
+						r, err := getAs(c, mem[next:next+page], kind == hca.MemHeld)
 						next += 2 * page
-						var r *regcache.Region
-						var err error
-						if kind == hca.MemHeld {
-							r, err = c.GetBytes(b, hca.LocalWrite)
-						} else {
-							r, err = c.Get(hca.RangeOf(b), hca.LocalWrite)
-						}
 						if err != nil || r.UsedOnce() != hca.KeptAllRight || r.Kind() != kind {
 							panic("not kept")
 						}
@@ -198,13 +195,7 @@ func memoryOf(t *testing.T, kind hca.MemKind, pages int) ([]byte, *intercept.Mon
 func kept(t *testing.T, c *regcache.Cache, mem []byte, kind hca.MemKind) {
 	t.Helper()
 	get := func() *regcache.Region {
-		var r *regcache.Region
-		var err error
-		if kind == hca.MemHeld {
-			r, err = c.GetBytes(mem, hca.LocalWrite)
-		} else {
-			r, err = c.Get(hca.RangeOf(mem), hca.LocalWrite)
-		}
+		r, err := getAs(c, mem, kind == hca.MemHeld)
 		require.NoError(t, err)
 		r.Release()
 		return r
