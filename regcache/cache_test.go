@@ -591,6 +591,19 @@ func TestMonitorThatSettlesLate(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+// One whose counter never settles is refused, and that is said, not that it is deaf.
+func TestMonitorThatNeverSettles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits out the start-up check's limit of 5 s")
+	}
+	t.Parallel()
+	m := &scriptMonitor{}
+	m.counter.Add(1)
+	_, err := New(&nopBackend{}, Config{Monitor: m})
+	require.ErrorIs(t, err, hca.ErrNotSupported)
+	require.ErrorContains(t, err, "it is still unsettled 5s after it took")
+}
+
 // C27: users who want different access alternate: two registrations at most.
 func TestC27_AlternatingAccess(t *testing.T) {
 	c, b, _ := rig(t, hca.MemOwned, Config{})
